@@ -1,1 +1,1 @@
-"""Measurements: how fast, against whom, and whether it grows."""
+"""Measurements of speed, memory and privacy, and comparisons with other software."""

@@ -1,7 +1,7 @@
-"""Which way to run LeNet's two convolutions with pooling and ReLU, forward and backward, costs a CPU least?
+"""Compares implementations of LeNet's two convolutions with pooling and ReLU on a CPU, forward and backward.
 
-The ways take turns in one process with one thread, and medians of ratios are given. `pefll.backend.blocks` has the way
-that was kept; docs/LOG.md tells about the others.
+The implementations take turns in one process with one thread. The table has medians of ratios. `pefll.backend.blocks`
+has the implementation that we use; docs/LOG.md describes the others.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ STEPS = 5
 
 
 def as_written(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolve, cut, pool: channels outermost, as a textbook has it."""
+    """Convolution, ReLU, pooling, with channels outermost, as in a textbook."""
     return F.max_pool2d(F.relu(F.conv2d(x, weight, bias)), 2)
 
 
 def pooled_first(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolve, pool, cut."""
+    """Convolution, pooling, ReLU."""
     return F.relu(F.max_pool2d(F.conv2d(x, weight, bias), 2))
 
 
 def channels_last(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same with the channels innermost."""
+    """The same with channels innermost."""
     last = torch.channels_last
     return pooled_first(x.contiguous(memory_format=last), weight.contiguous(memory_format=last), bias)
 
 
 class _OneFunction(torch.autograd.Function):
-    """Keeps the pooled values and their places only, and frees the convolution's output at once."""
+    """Keeps only the pooled values and their positions, and frees the convolution's output at once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class _OneFunction(torch.autograd.Function):
 
 
 def one_function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Channels innermost, and one autograd node for everything."""
+    """All operations as one autograd node, with channels innermost."""
     last = torch.channels_last
     y: Tensor = _OneFunction.apply(  # type: ignore[no-untyped-call]
         x.contiguous(memory_format=last), weight.contiguous(memory_format=last), bias
@@ -76,7 +76,7 @@ def one_function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _ComparedViews(torch.autograd.Function):
-    """Pools by comparing columns, then rows; ties go where torch's own pooling sends them."""
+    """Pools by comparing columns, then rows; ties are resolved as in torch's pooling."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class _ComparedViews(torch.autograd.Function):
 
 
 def compared_views(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Channels innermost, pooling as comparisons of strided views."""
+    """Pooling by comparisons of strided views, with channels innermost."""
     last = torch.channels_last
     y = F.conv2d(x.contiguous(memory_format=last), weight.contiguous(memory_format=last), bias)
     pooled: Tensor = _ComparedViews.apply(y)  # type: ignore[no-untyped-call]
@@ -107,12 +107,12 @@ def compared_views(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def kept(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The package's own block: oneDNN's layout inside, plain tensors in and out."""
+    """The block of this package: oneDNN's layout inside, plain tensors as input and output."""
     return conv_block(x, weight, bias, 1, 0, 1, 1, True, 2)
 
 
 def opaque(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """As kept, with oneDNN's layout also between the two blocks: what a chain of blocks does."""
+    """The same as `kept`, but with oneDNN's layout also between the two blocks, as in a chain of blocks."""
     return F.relu(F.max_pool2d(F.conv2d(x if x.is_mkldnn else x.to_mkldnn(), weight, bias), 2, 2))
 
 

@@ -1,9 +1,9 @@
-"""Is one core faster with us than with a plain loop, whatever network a user brings?
+"""Compares our serial engine on one core with a plain PyTorch loop, for networks that users might write.
 
-FedAvg's clients on the serial engine, one process and one thread, and a plain PyTorch loop on the same pictures take
-turns in one process, who is first in turn, too; the ratio is the median over the turns. The loop has what an engine
-asks of torch and of the C library (no denormal numbers, memory that is kept), which a loop by itself has not. Noise of
-CIFAR-10's shape, batches of 32, ten steps a round.
+FedAvg on the serial engine and a plain loop on the same images take turns in one process with one thread. They also
+take turns to be first. The ratio is the median over the turns. The loop has the same settings of torch and of the C
+library as an engine (no denormal numbers, freed memory is kept), which a plain loop normally does not have. The images
+are noise of CIFAR-10's shape, in batches of 32, with ten steps per round.
 
     python -m benchmarks.cpu_networks --out build/networks        # a minute or two
     python -m benchmarks.cpu_networks --only mlp "one convolution" --seconds 0.1
@@ -42,7 +42,7 @@ STEPS, BATCH = 10, 32
 
 
 class Shortcut(nn.Module):
-    """Two convolutions with normalisation of groups, around which the input goes."""
+    """Two convolutions with group normalisation, and a shortcut for the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Shortcut(nn.Module):
 
 
 class Attention(nn.Module):
-    """Patches of a picture, one layer of attention, and their mean."""
+    """A network of image patches, one attention layer, and a mean over the patches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,35 +68,35 @@ class Attention(nn.Module):
 
 
 def depthwise(into: int, out: int, stride: int, *norms: nn.Module) -> list[nn.Module]:
-    """Return a convolution of each channel by itself and one across channels, each with a norm where there are two."""
+    """Return a depthwise and a 1 x 1 convolution, each with a normalisation if two are given."""
     first, second = norms or (nn.Identity(), nn.Identity())
     each = nn.Conv2d(into, into, 3, stride, 1, groups=into)
     return [each, first, nn.ReLU(), nn.Conv2d(into, out, 1), second, nn.ReLU()]
 
 
 def pooled(pool: Callable[[], nn.Module], bend: Callable[[], nn.Module], *, padding: int = 0) -> list[nn.Module]:
-    """Return two convolutions with a nonlinearity and pooling each."""
+    """Return two convolutions, each with a nonlinearity and pooling."""
     first, second = nn.Conv2d(3, 16, 5, padding=padding), nn.Conv2d(16, 32, 5, padding=padding)
     return [first, bend(), pool(), second, bend(), pool(), nn.Flatten(), nn.LazyLinear(10)]
 
 
 def grouped(into: int, out: int) -> list[nn.Module]:
-    """Return a convolution with normalisation of groups, ReLU and pooling."""
+    """Return a convolution with group normalisation, ReLU and pooling."""
     return [nn.Conv2d(into, out, 3, padding=1), nn.GroupNorm(4, out), nn.ReLU(), nn.MaxPool2d(2)]
 
 
 def mean_and_scores(channels: int) -> list[nn.Module]:
-    """Return the mean over a picture, and the scores of the classes."""
+    """Return the last layers: a mean over the image, and a linear layer for the class scores."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
 
 
 def start() -> nn.Module:
-    """Return the convolution with which several of them begin."""
+    """Return the first convolution of several of these networks."""
     return nn.Conv2d(3, 16, 3, 2, 1)
 
 
 def networks() -> dict[str, nn.Module]:
-    """Return networks as users write them, for pictures 3 x 32 x 32."""
+    """Return networks that users might write, for images of 3 x 32 x 32."""
     norms = [nn.GroupNorm(4, channels) for channels in (16, 32, 32, 64)]
     layers: dict[str, list[nn.Module]] = {
         "pooling": pooled(lambda: nn.MaxPool2d(2), nn.ReLU),
@@ -126,7 +126,7 @@ def networks() -> dict[str, nn.Module]:
 
 
 def ours(federation: Federation, network: nn.Module) -> tuple[Callable[[], int], SerialEngine]:
-    """Return what does a round and tells how many steps that were, and the engine to be closed."""
+    """Return a function that does a round and returns its number of steps, and the engine, which must be closed."""
     problem, _ = describe_problem(federation, network)
     engine = SerialEngine(federation, build_method("fedavg", problem, {"local_steps": STEPS}), 0, 2)
     state, done = engine.start(), 0
@@ -141,7 +141,7 @@ def ours(federation: Federation, network: nn.Module) -> tuple[Callable[[], int],
 
 
 def plain(federation: Federation, network: nn.Module) -> Callable[[], int]:
-    """Return what does as many steps as a textbook has them."""
+    """Return a function that does as many steps of a textbook loop, and returns their number."""
     optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-5)
 
     def steps() -> int:
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 def race(federation: Federation, name: str, turns: int, seconds: float) -> list[tuple[float, float]]:
-    """Return the steps per second of both, ours first, turn by turn."""
+    """Return the steps per second of ours and of the plain loop, for each turn."""
     torch.manual_seed(0)
     mine, engine = ours(federation, networks()[name])
     theirs = plain(federation, networks()[name])

@@ -1,8 +1,8 @@
-"""How many client steps does a second of one core give: a plain PyTorch loop, and the serial engine?
+"""Measures client steps per second of one core: a plain PyTorch loop, and the serial engine.
 
-The paper's LeNet on made-up pictures of CIFAR's shape, batch 32, 50 local steps. Every contestant has a process of its
-own, because how the C library hands out memory is a setting of a whole process. They take turns, one at a time, so that
-what else the machine does meets all of them; medians over turns are given.
+The model is the paper's LeNet on random images of CIFAR's shape, with batches of 32 and 50 local steps. Each program
+has its own process, because the memory settings of the C library hold for a complete process. The programs take turns,
+one at a time, so that other work on the machine slows all of them. The table has medians over turns.
 
     python -m benchmarks.cpu_steps --turns 12 --out build/steps
 """
@@ -46,7 +46,7 @@ Turns = Callable[[], AbstractContextManager[Turn]]
 
 
 def pictures() -> Federation:
-    """Return a federation of random pictures."""
+    """Return a federation of random images."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (CLIENTS * SAMPLES, 3, 32, 32), dtype=np.uint8)
     y = rng.integers(0, 10, len(x))
@@ -55,7 +55,7 @@ def pictures() -> Federation:
 
 @contextmanager
 def plain() -> Iterator[Turn]:
-    """Give a turn of a loop as it is usually written: float pictures, a module, torch's optimiser."""
+    """Yield a function that does a turn of the usual loop: float images, a module, torch's optimiser."""
     torch.set_num_threads(1)
     federation = pictures()
     data = [
@@ -81,7 +81,7 @@ def plain() -> Iterator[Turn]:
 
 @contextmanager
 def serial(method: str, processes: int, clients: int = CLIENTS_PER_ROUND) -> Iterator[Turn]:
-    """Give a turn of the serial engine, one round; its workers end with it."""
+    """Yield a function that does a round on the serial engine; the engine's workers end with the iterator."""
     federation = pictures()
     problem, _ = describe_problem(federation, "lenet")
     chosen = build_method(method, problem, {"local_steps": LOCAL_STEPS, "batch_size": BATCH})
@@ -99,7 +99,7 @@ def serial(method: str, processes: int, clients: int = CLIENTS_PER_ROUND) -> Ite
 
 @contextmanager
 def strangers() -> Iterator[Turn]:
-    """Give a turn of two runs at once that share nothing: what two cores of this machine give at best."""
+    """Yield a function that does a turn of two independent runs at once: the best that two cores can do."""
     other = start(lambda: serial("fedavg", 1, CLIENTS_PER_ROUND // 2))
     with serial("fedavg", 1, CLIENTS_PER_ROUND // 2) as mine:
 
@@ -124,21 +124,21 @@ CONTESTANTS: dict[str, Turns] = {
 
 @dataclass
 class Contestant:
-    """A process that takes turns when told to, and how long they took."""
+    """A process that takes a turn when asked, and the times of its turns."""
 
     pipe: Connection
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
 
     def take_turn(self) -> None:
-        """Let it do one turn, and note the seconds of its own core and those on the clock."""
+        """Make the process do one turn, and store its CPU-seconds and its wall-clock seconds."""
         self.pipe.send_bytes(b"turn")
         cpu, wall = np.frombuffer(self.pipe.recv_bytes())
         self.cpu.append(float(cpu))
         self.wall.append(float(wall))
 
     def end(self) -> None:
-        """Let it go."""
+        """End the process."""
         self.pipe.send_bytes(b"")
 
 
@@ -153,7 +153,7 @@ def _serve(pipe: Connection, make: Turns) -> None:
 
 
 def start(make: Turns) -> Contestant:
-    """Return a contestant that is ready."""
+    """Return a process that is ready for its first turn."""
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()
     context.Process(target=_serve, args=(theirs, make)).start()
@@ -163,7 +163,7 @@ def start(make: Turns) -> Contestant:
 
 
 def over_one_process(contestants: dict[str, Contestant]) -> dict[str, list[float]]:
-    """Return how many times the steps of one process those that use two cores did, turn by turn."""
+    """Return, for each program with two cores and each turn, its speed divided by that of one process."""
     return {
         name: [b / a for a, b in zip(one.wall, contestants[", ".join(name.split(", ")[:2])].wall, strict=True)]
         for name, one in contestants.items()
@@ -172,7 +172,7 @@ def over_one_process(contestants: dict[str, Contestant]) -> dict[str, list[float
 
 
 def record(contestants: dict[str, Contestant]) -> dict[str, Any]:
-    """Return every turn of everybody, and what of them the table has."""
+    """Return every turn of every program, and the figures of the table."""
     ratios = over_one_process(contestants)
     return {
         **machine(),

@@ -1,11 +1,12 @@
-"""What can a server learn about its clients, and what can one client do to everybody's models?
+"""Measures what a server can learn about its clients, and how much malicious clients can harm all models.
 
-Attacks on this package's own server and clients, on scikit-learn's digits, over Flower's messages in one process:
+It attacks the server and clients of this package, on scikit-learn's digits, with Flower's messages in one process:
 
     python -m benchmarks.curious_server --out results/privacy.json
 
-`descriptor` and `update` ask for one sample at a time; `patient` keeps to every limit of a client and solves for single
-samples over many rounds; `histogram` and `prior` only read what an honest run sends; `sign_flip` is a client's attack.
+The attacks `descriptor` and `update` ask for one sample at a time. `patient` obeys every limit of a client, and
+computes single samples from many rounds. `histogram` and `prior` only read what an honest run sends. In `sign_flip` the
+attackers are clients.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from pefll.training.evaluation import accuracy_of, client_scores
 from pefll.training.summary import commit
 
 COMMAND = "python -m benchmarks.curious_server --out results/privacy.json"
-ALLOW_ALL = {"min-samples": "0", "numbers-per-sample": "0"}  # a client without limits of its own
+ALLOW_ALL = {"min-samples": "0", "numbers-per-sample": "0"}  # a client without limits
 PIXELS, CLASSES, SHIFT = 64, 10, 8.0
 Step = Callable[[], None]
 
 
 @dataclass
 class World:
-    """A federation of digits, its clients behind a grid, and what the server says in its log."""
+    """A federation of digits, the grid that connects its clients, and the server's log."""
 
     federation: Federation
     agreement: Agreement
@@ -61,7 +62,7 @@ class World:
     log: list[str]
 
     def ask(self, task: Callable[..., Any], client: int, t: int, argument: Everyone | Each) -> Tensor | None:
-        """Ask one client for a task in a round, [...]; None where it refuses."""
+        """Ask one client to run a task in a round; return its reply [...], or None if it refuses."""
         try:
             reply: Tensor = self.engine._cohort([client], t, RoundCache(f"{t:x}")).run(task, argument)
         except Dropped as refused:
@@ -70,16 +71,16 @@ class World:
         return reply[0]
 
     def training_samples(self, client: int) -> set[bytes]:
-        """Return a client's training samples, pixels and label of each as bytes."""
+        """Return a client's training samples; each is its pixels and its label, as bytes."""
         rows = self.federation.indices(client, TRAIN)
         return {as_bytes(self.federation.x[row], int(self.federation.y[row])) for row in rows}
 
 
 def world(folder: Path, clients: int, limits: dict[str, str], method: str = "pefll", **settings: object) -> World:
-    """Deal the digits to clients; each has its own file and its own limits."""
+    """Return a federation of digits; each client has its own file and its own limits."""
     samples = load_samples("digits", Path("."))
     federation = make_federation(samples, partition="dirichlet 0.3", clients=clients, seed=0, unseen=0.0)
-    # The prior's rates are those of PeFLL; `agreement_of` knows no others for it.
+    # The label prior has PeFLL's learning rates, because `agreement_of` has no others for it.
     settings = settings if method == "pefll" else SETTINGS | settings
     agreed = agreement_of(federation, method, **settings)  # type: ignore[arg-type]
     names = [client_name(number) for number in range(clients)]
@@ -100,24 +101,24 @@ def as_bytes(pixels: Tensor, label: int) -> bytes:
 
 
 def as_pixels(agreed: Agreement, x: Tensor) -> Tensor:
-    """Return normalised inputs [..., 64] as the pixels 0..255 that they were."""
+    """Return the original pixels 0..255 of normalised inputs [..., 64]."""
     assert agreed.normalise is not None
     (mean,), (std,) = agreed.normalise
     return (255 * (x * std + mean)).round().clamp(0, 255)
 
 
 def window(method: Any, first: int) -> Tensor:
-    """Return η_v of an MLP embedding that hands on coordinates first, first + 1, ... of (pixels, one-hot label)."""
+    """Return η_v of an MLP embedding whose output is coordinates first, first + 1, ... of (pixels, one-hot label)."""
     size, (inward, inward_bias, outward, outward_bias) = method.descriptor, map(torch.zeros, method.phi.shapes)
     for place in range(min(size, PIXELS + CLASSES - first)):
         inward[place, first + place] = outward[place, place] = 1.0
-        inward_bias[place] = SHIFT  # so that ReLU cuts nothing off
+        inward_bias[place] = SHIFT  # keeps all values positive, so that ReLU changes none
         outward_bias[place] = -SHIFT
     return method.phi.flatten([inward, inward_bias, outward, outward_bias])  # type: ignore[no-any-return]
 
 
 def descriptor(folder: Path, replies: int, limits: dict[str, str], step: Step) -> dict[str, Any]:
-    """One sample behind each descriptor, and an identity as the embedding network."""
+    """Get a sample from each descriptor: a batch of one sample, and an identity as the embedding network."""
     here = world(folder, 8, limits, embedding="mlp", descriptor_size=PIXELS + CLASSES, descriptor_batch=1)
     method: Any = here.engine.method
     exact = 0
@@ -132,7 +133,7 @@ def descriptor(folder: Path, replies: int, limits: dict[str, str], step: Step) -
 
 
 def update(folder: Path, replies: int, limits: dict[str, str], step: Step) -> dict[str, Any]:
-    """One sample behind each change Δθ: the first layer's gradient is the sample, times the gradient of its bias."""
+    """Get a sample from each change Δθ: with a batch of one, the first layer's gradient is a multiple of the sample."""
     here = world(folder, 8, limits, local_steps=1, batch_size=1, lambda_theta=0.0, client_clip=0.0)
     method: Any = here.engine.method
     network = method.problem.model
@@ -142,14 +143,14 @@ def update(folder: Path, replies: int, limits: dict[str, str], step: Step) -> di
         parts = network.unflatten(theta.clone())
         for name, part in parts.items():
             if name == "layers.0.bias":
-                part.fill_(SHIFT)  # so that no unit is cut off
+                part.fill_(SHIFT)  # keeps all units positive, so that ReLU changes none
         theta = network.flatten(list(parts.values()))
         delta = here.ask(method.adapt, client, number // 8, each(theta[None]))
         if delta is not None:
             of = network.unflatten(delta)
             unit = int(of["layers.0.bias"].abs().argmax())
             x = of["layers.0.weight"][unit] / of["layers.0.bias"][unit]
-            # Of softmax and cross-entropy only the true class has a negative gradient.
+            # With softmax and cross-entropy, only the true class has a negative gradient.
             found = as_bytes(as_pixels(here.agreement, x), int(of["layers.1.bias"].argmin()))
             exact += found in here.training_samples(client)
         step()
@@ -163,9 +164,9 @@ def _counted(here: World, replies: int, exact: int) -> dict[str, Any]:
 
 
 def patient(folder: Path, rounds: int, clients: int, step: Step) -> dict[str, Any]:
-    """Within a client's limits: means over 32 samples, which draws the server knows, until they can be solved for one.
+    """Within a client's limits, compute single samples from means over 32 samples; the server knows which were drawn.
 
-    η_v is the same for all rounds of a window of 32 coordinates, so each round is one equation for each coordinate.
+    For a window of 32 coordinates, η_v is the same in all rounds. So each round is one equation for each coordinate.
     """
     here = world(folder, 8, {}, embedding="mlp", descriptor_size=32)
     method: Any = here.engine.method
@@ -194,7 +195,7 @@ def patient(folder: Path, rounds: int, clients: int, step: Step) -> dict[str, An
 
 
 def histogram(folder: Path, rounds: int, clients: int, step: Step) -> dict[str, Any]:
-    """An honest run with the linear embedding: v = W p + b, and the server has W and b."""
+    """Get label histograms p from an honest run with the linear embedding v = W p + b; the server knows W and b."""
     here = world(folder, clients, {}, embedding="linear")
     seen: dict[str, list[tuple[int, int, Tensor, Tensor]]] = {"describe": [], "describe_all": []}
 
@@ -244,14 +245,14 @@ def _batch_is_exact(here: World, method: Any, client: int, t: int, eta_v: Tensor
 
 
 def drawn(here: World, client: int, t: int) -> Tensor:
-    """Return which of a client's training samples its descriptor of a round is made from: the server knows it too."""
+    """Return which of a client's training samples a round's descriptor is computed from; the server knows this, too."""
     count = here.federation.count[TRAIN, client]
     key = randomness.key(here.agreement.seed, "descriptor", torch.tensor(t), torch.tensor(client))
     return randomness.choose(randomness.spread(key, 1), count, min(32, int(count))).flatten()
 
 
 def prior(folder: Path, clients: int, step: Step) -> dict[str, Any]:
-    """pefll-prior: the last numbers of a descriptor are the shares of the classes."""
+    """Read label histograms in a run of pefll-prior: the last numbers of a descriptor are the class shares."""
     here = world(folder, clients, {}, "pefll-prior")
     method: Any = here.engine.method
     truth = here.federation.histograms()
@@ -266,7 +267,7 @@ def prior(folder: Path, clients: int, step: Step) -> dict[str, Any]:
 
 
 def sign_flip(folder: Path, factor: float, clients: int, rounds: int, step: Step) -> dict[str, Any]:
-    """Every fifth client sends `factor` times its Δθ: accuracy of the honest clients' models at the end."""
+    """Return the final accuracy of honest clients, if every fifth client sends `factor` times its Δθ."""
     here = world(folder, clients, {})
     liars = {number for number in range(clients) if number % 5 == 4} if factor != 1 else set()
 
@@ -304,7 +305,7 @@ Attack = Callable[..., dict[str, Any]]
 
 
 def attacks(scale: float) -> list[tuple[str, int, Attack]]:
-    """Return the name of each attack, its number of steps, and the attack; `scale` makes all of them smaller."""
+    """Return the name of each attack, its number of steps, and its function; `scale` makes all attacks shorter."""
     replies, rounds, equations, victims = round(240 * scale), round(100 * scale), 250, max(1, round(8 * scale))
     flips = {"honest": 1.0, "sign_flip": -1.0, "sign_flip_times_ten": -10.0}
     return [

@@ -1,4 +1,4 @@
-"""The grid behind the demo's learning rates: validation accuracy on seen clients, mean over three seeds.
+"""The search for the demo's learning rates: validation accuracy on seen clients, mean over three seeds.
 
 python -m benchmarks.demo_grid        # some minutes
 """
@@ -18,7 +18,7 @@ GRID: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def main() -> None:
-    """Print a line per method and setting, and which one the demo uses."""
+    """Print a line per method and setting, with a mark for the settings of the demo."""
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     for method, axes in GRID.items():
         for values in product(*axes.values()):

@@ -1,8 +1,8 @@
-"""How long does LeNet's first convolution take with a client axis: in CUDA C++, and as the Triton kernels do it?
+"""Compares the time of LeNet's first convolution with a client axis in CUDA C++ and in Triton.
 
-Forwards, and the gradients of filters and bias from the gradient of the outputs, each recorded some times into one CUDA
-graph that is replayed; the two ways take turns, and medians are given. With 15 clients sums are split as for three runs
-of 5 at once. It needs a GPU.
+Outputs, and gradients of filters and bias, are timed separately. Each is recorded several times into one CUDA graph,
+which is replayed. Both versions take turns. The figures are medians. With 15 clients, sums are split as for three runs
+of 5 clients at once. This needs a GPU.
 
     python -m benchmarks.first_layers --out build/first_layers
 """
@@ -29,7 +29,7 @@ LAYER = Geometry(ci=3, h=32, w=32, co=16, kh=5, kw=5, stride=1, padding=0, pool=
 
 
 def ways(clients: int, precision: str) -> dict[str, tuple[Operation, Operation]]:
-    """Return what is to be done, in CUDA C++ and with Triton."""
+    """Return the operations to time: each in CUDA C++ and in Triton."""
     s = LAYER
     x = torch.randn(clients, BATCH, s.h, s.w, s.ci, device="cuda").permute(0, 1, 4, 2, 3)
     w, bias = (torch.randn(clients, s.co, *rest, device="cuda") for rest in ((s.ci, s.kh, s.kw), ()))
@@ -55,7 +55,7 @@ def ways(clients: int, precision: str) -> dict[str, tuple[Operation, Operation]]
 
 
 def main() -> None:
-    """Time everything and write first_layers.json."""
+    """Time all operations and write first_layers.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder for first_layers.json")
     parser.add_argument("--turns", type=int, default=7)

@@ -1,6 +1,7 @@
-"""A federation on this machine with Flower's own programs: SuperLink, SuperNodes, TLS and keys, and nothing of ours.
+"""A federation on this machine that uses only Flower's own programs: SuperLink and SuperNodes, with TLS and keys.
 
-It is what `pefll flower server` and `pefll flower client` are compared with. Whoever reaches its port can command it.
+Benchmarks compare `pefll flower server` and `pefll flower client` with it. Everybody who reaches its port can command
+this server.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def superlink_command(folder: Path, port: int, database: Path | None) -> list[st
 
 
 def register(public_keys: Iterable[Path], address: str, authority: Path) -> None:
-    """Let nodes in, each under the name of its key's file."""
+    """Register nodes, each under the name of its key file."""
     connection = SuperLinkConnection(name="alone", address=address, root_certificates=str(authority.resolve()))
     with redirect_stdout(io.StringIO()):
         control = init_http_client_from_connection(connection)
@@ -52,10 +53,10 @@ def register(public_keys: Iterable[Path], address: str, authority: Path) -> None
 
 
 class FlowerAlone(Loopback):
-    """The processes of a federation, all of them Flower's."""
+    """The processes of a federation; all of them are Flower's own programs."""
 
     def start_server(self, seconds: float = 60.0) -> None:
-        """Start the SuperLink and let all clients in whose keys are there."""
+        """Start the SuperLink, and register all clients whose keys are in the federation's folder."""
         port = int(self.address.rpartition(":")[2])
         self.start("server", superlink_command(self.folder, port, self.home / "superlink.db"))
         wait_for_server(self.address, time.monotonic() + seconds)
@@ -81,7 +82,7 @@ class FlowerAlone(Loopback):
         self.start(name, command)
 
     def start_run(self, name: str = "run", **overrides: str | int | float) -> subprocess.Popen[bytes]:
-        """Start the app, with the server's address in this federation's own home."""
+        """Start the app; the server's address is in the Flower home folder of this federation."""
         authority = (self.folder / "server" / "ca.crt").resolve()
         (self.home / "config.toml").write_text(
             f'[superlink.{CONNECTION}]\naddress = "{self.address}"\nroot-certificates = "{authority}"\n'

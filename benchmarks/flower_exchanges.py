@@ -1,21 +1,20 @@
-"""What an exchange with real clients costs: in process, in Flower's simulation and in a deployment on this machine.
+"""Measures the cost of an exchange with real clients: in process, in Flower's simulation and in a local deployment.
 
-An exchange sends every client a model of LeNet's size and gets one back, and a round has three of them, as PeFLL's has.
-Ours go through the door, with a task that returns what it got. Beside them are three of Flower's own with the same
-numbers and none of our code:
+An exchange sends every client a model of LeNet's size and gets a model back. A round has three exchanges, as in PeFLL.
+Our app uses the client interface, with a task that returns its argument. Three other apps exchange the same numbers
+without our code:
 
-- natural: an echo of the model as an `ArrayRecord` of its named arrays, made for each client, as contents differ by
-  client, and returned untouched. This is what Flower itself costs, and what our part is compared with.
-- plain: an app that reads the array it is sent and makes a message of arrays, on both sides, as every Flower app must.
-- carried: an echo of the model as a single array.
+- natural: gets the model as an `ArrayRecord` of its named arrays, and returns it without reading it. Each client gets a
+  new record, as contents differ by client.
+- plain: reads the array that it gets and makes a message of arrays, on both sides, as every Flower app must.
+- carried: gets the model as a single array, and returns it without reading it.
 
-All take turns in the same run. Medians are compared, and the median of what ours took beyond another of the same turn,
-which suffers less from other work on the machine; and, of simulations, the seconds of processor that all processes
-took. The bytes of one round of PeFLL are counted twice: at the
-door, and by a proxy through which the connections of all clients go.
+All apps take turns in the same run. We compare medians of times, and medians of our extra time in the same turn. Other
+work on the machine affects the latter less. For simulations we also compare the processor time of all processes. The
+bytes of one round of PeFLL are counted twice: by the client interface, and by a proxy for all clients' connections.
 
     make bench-flower                                            # all; without Ray the simulation is left out
-    make bench-flower ARGS="--parts bytes --repeats 2"           # some; what was measured of the others stays
+    make bench-flower ARGS="--parts bytes --repeats 2"           # some; earlier results of the others are kept
 """
 
 from __future__ import annotations
@@ -65,23 +64,23 @@ from pefll.training.summary import commit
 TERMS = Terms(exchange_seconds=300, round_seconds=3000)
 RESULT = "result.json"
 IDLE_SECONDS = 30
-TLS_RECORD = 22  # bytes around what it carries
-RECORDS = 4  # of a small request: head and content of the question and of the answer
-EXCHANGES = 3  # of a round of PeFLL, and so of what is timed
-COUNTED = {"pefll": ("PeFLL", 3), "fedavg": ("FedAvg", 1)}  # methods whose bytes are counted, and a round's exchanges
+TLS_RECORD = 22  # bytes that a TLS record adds to its content
+RECORDS = 4  # TLS records of a small request: head and content of the request and of the answer
+EXCHANGES = 3  # exchanges of a round, as in PeFLL
+COUNTED = {"pefll": ("PeFLL", 3), "fedavg": ("FedAvg", 1)}  # counted methods: title, exchanges per round
 WAYS = ("ours", "natural", "plain", "carried")
 BACKEND = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
 
 
 class Server(NamedTuple):
-    """The model that is sent around, [D]."""
+    """The model that is exchanged, [D]."""
 
     theta: Tensor
 
 
 @dataclass(frozen=True)
 class Echo:
-    """A method whose clients return what they were sent, so that nothing but the exchange takes time."""
+    """A method whose clients return their argument, so that only the exchange takes time."""
 
     problem: Problem
 
@@ -98,7 +97,7 @@ class Echo:
         return Server(self.problem.model.init(seed, "model"))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """Send a model to each client and get it back; what a method would do with it is no part of an exchange."""
+        """Send a model to each client and get it back; the replies are not used."""
         for _ in range(EXCHANGES):
             cohort.run(self.echo, each(server.theta.expand(cohort.size, -1)))
         return server
@@ -109,7 +108,7 @@ class Echo:
         return theta
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return the model for each."""
+        """Return the model for each client."""
         return server.theta.expand(cohort.size, -1)
 
     def descriptors(self, server: Server, cohort: Cohort) -> None:
@@ -121,7 +120,7 @@ class Echo:
 
 
 def federation_of(clients: int) -> Federation:
-    """Return clients with 32 made-up images of CIFAR's shape each."""
+    """Return a federation whose clients have 32 random images of CIFAR's shape each."""
     rng = np.random.default_rng(0)
     samples = Samples(
         x=rng.integers(0, 256, size=(40 * clients, 3, 32, 32), dtype=np.uint8),
@@ -134,7 +133,7 @@ def federation_of(clients: int) -> Federation:
 
 
 def agreement_of(clients: int, method: str, model: str = "lenet") -> Agreement:
-    """Return an agreement on a model for pictures of CIFAR's shape."""
+    """Return an agreement on a model for images of CIFAR's shape."""
     return Agreement(
         method=method,
         model=model,
@@ -153,7 +152,7 @@ server = ServerApp()
 
 @server.main()  # type: ignore[untyped-decorator]
 def main_of_server(grid: Grid, context: Context) -> None:
-    """Measure what the run config asks for, and write it into the federation's folder."""
+    """Do the measurement that the run config names, and write the result into the federation's folder."""
     plan = Plan.from_config(context.run_config)
     place = Path(plan.folder) / RESULT
     found = measure(grid, plan)
@@ -162,7 +161,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
 
 
 def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
-    """Return the seconds of exchanges, ours and Flower's in turns; or, of a method, the bytes of one round."""
+    """Return the seconds of exchanges, ours and Flower's in turns; for a real method, the bytes of one round."""
     engine = FlowerEngine(grid, plan.agreement, plan.names, len(plan.names), TERMS, print)
     try:
         engine.roster.wait_for(len(plan.names), 600)
@@ -186,7 +185,7 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
                 ("carried", partial(_of_flower, grid, engine, one, CARRIED)),
             ]
             for name, job in jobs[t % len(jobs) :] + jobs[: t % len(jobs)]:
-                # Flower's simulation looks for messages every 0.1 s: none of them may always come at its best.
+                # Flower's simulation looks for messages every 0.1 s. No app may always start at the best time for it.
                 time.sleep(0.1 * pauses.random())
                 cpu_before, began = cpu_seconds(), time.monotonic()
                 job()
@@ -198,7 +197,7 @@ def measure(grid: Grid, plan: Plan) -> dict[str, Any]:
 
 
 def _between_marks(place: Path, work: Callable[[], Any]) -> float:
-    """Do something between two files that tell the counter when it began and ended; return the seconds in between."""
+    """Write a file before and after `work`, which tell the counter when it began and ended; return its seconds."""
     began = time.monotonic()
     place.with_suffix(".begins").touch()
     time.sleep(1)
@@ -210,7 +209,7 @@ def _between_marks(place: Path, work: Callable[[], Any]) -> float:
 
 
 def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]], kind: str) -> None:
-    """Do the exchanges of a round with Flower alone, waiting for replies as often as ours do."""
+    """Do the exchanges of a round without our code, and look for replies as often as our code does."""
 
     def read(_: int, content: RecordDict) -> Any:
         return content["model"].to_numpy_ndarrays() if kind == PLAIN else content
@@ -227,7 +226,7 @@ def _of_flower(grid: Grid, engine: FlowerEngine, model: dict[str, NDArray[Any]],
 
 
 def cpu_seconds() -> float:
-    """Return the seconds of processor that this process and all it has started took so far, as far as they live."""
+    """Return the processor time so far of this process and of all running processes that it started."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for place in Path("/proc").glob("[0-9]*/stat"):
@@ -241,7 +240,7 @@ def cpu_seconds() -> float:
 
 
 def row(mode: str, clients: int, found: dict[str, Any]) -> dict[str, Any]:
-    """Return medians, and our part beyond Flower's own."""
+    """Return medians, and our extra time over the other apps."""
     others = {"natural": "natural_echo", "plain": "plain_app", "carried": "carrying"}
     middle = {name: statistics.median(values) for name, values in found.items()}
     line: dict[str, Any] = {"mode": mode, "clients": clients, "seconds_per_exchange": round(middle["ours"], 4)}
@@ -250,7 +249,7 @@ def row(mode: str, clients: int, found: dict[str, Any]) -> dict[str, Any]:
         turns = [ours / other - 1 for ours, other in zip(found["ours"], found[way], strict=True)]
         line[f"over_{words}_per_cent"] = round(100 * (middle["ours"] / middle[way] - 1), 1)
         line[f"over_{words}_of_the_same_turn_per_cent"] = round(100 * statistics.median(turns), 1)
-        if mode == "simulation":  # in a deployment clients are other processes; the rest is too short for the clock
+        if mode == "simulation":  # deployed clients are other processes, and in process the times are too short
             line[f"cpu_over_{words}_per_cent"] = round(100 * (middle["ours_cpu"] / middle[f"{way}_cpu"] - 1), 1)
     line |= {name: [round(value, 4) for value in values] for name, values in found.items()}
     print({key: value for key, value in line.items() if key not in found}, flush=True)
@@ -264,7 +263,7 @@ def plan_of(clients: int, method: str, folder: Path, repeats: int, model: str = 
 
 
 def write_clients(clients: int, folder: Path) -> None:
-    """Write every client's file."""
+    """Write the data file of every client."""
     federation = federation_of(clients)
     for number in range(clients):
         write_client(federation, number, folder / f"{client_name(number)}.npz")
@@ -300,7 +299,7 @@ def simulation(clients: int, repeats: int, folder: Path) -> dict[str, Any]:
 
 
 def content(clients: int, folder: Path) -> dict[str, Any]:
-    """Count the bytes of one round of PeFLL at the door and in Flower's messages as they are written for the wire."""
+    """Count the bytes of one round of PeFLL at the client interface and in Flower's encoded messages."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
     write_clients(clients, folder)
@@ -353,7 +352,7 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, mod
         there.start_server()
         target = int(there.address.rpartition(":")[2])
         opening = None
-        if method != ECHO:  # what is timed has no second proxy in its way
+        if method != ECHO:  # exchanges are timed without the second proxy
             opened_at = free_port()
             opening = OpeningProxy(opened_at, target, home / "server")
             target = opened_at
@@ -381,14 +380,14 @@ def deployment(clients: int, repeats: int, folder: Path, method: str = ECHO, mod
 def byte_row(
     method: str, clients: int, found: dict[str, Any], counts: dict[str, dict[str, int]], opened: dict[str, Counts]
 ) -> dict[str, Any]:
-    """Return where the bytes of one round are.
+    """Return which bytes a round has.
 
     Args:
         method: one of `COUNTED`.
-        clients: how many.
-        found: what the server has counted at its door.
-        counts: of the proxy that only counts, at the beginnings and ends of the round and of the idle time.
-        opened: of the proxy that looks inside, at the same moments.
+        clients: number of clients.
+        found: counts of the client interface, on the server.
+        counts: counts of the proxy that does not decrypt, at the start and end of the round and of the idle time.
+        opened: counts of the proxy that decrypts, at the same times.
     """
     wire, idle = (
         {key: counts[f"{part}.ends"][key] - before for key, before in counts[f"{part}.begins"].items()}
@@ -397,7 +396,7 @@ def byte_row(
     door = found["down"] + found["up"]
     requests = since(opened["round.begins"], opened["round.ends"])
     plain = sum(part.heads + part.up + part.down for part in requests.values())
-    # Of the requests for messages those that got one are needed; what the others cost is what they cost in idle time.
+    # Only requests that got a message are needed. Each other request is as large as one during the idle time.
     asking = next((part for path, part in requests.items() if path.endswith("pull-messages")), Bytes())
     idle_asking = since(opened["idle.begins"], opened["idle.ends"])
     one = next((part for path, part in idle_asking.items() if path.endswith("pull-messages")), Bytes(1))
@@ -437,7 +436,7 @@ def byte_row(
 
 
 def main() -> None:
-    """Measure everything and write it down."""
+    """Do all measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/flower_exchanges.json"))
     parser.add_argument("--repeats", type=int, default=10, help="a deployment is measured a quarter as often")

@@ -1,8 +1,9 @@
-"""What our server and clients cost beside Flower's own programs: a round of PeFLL, and a request for messages.
+"""Compares our server and clients with Flower's own programs: a round of PeFLL, and a request for messages.
 
-`pefll flower server` has a gate in front of Flower's SuperLink, and `pefll flower client` is one process that answers
-all messages. Flower's own server has no gate, and its client starts a process for each message. Both do the same rounds
-with the same app, in turns, in one run. Ratios are of the same turn, since other work on the machine slows both.
+`pefll flower server` has a gateway in front of Flower's SuperLink, and `pefll flower client` is one process that
+answers all messages. Flower's own server has no gateway, and its client starts a process for each message. Both do the
+same rounds with the same app, in turns, in one run. Ratios are of the same turn, since other work on the machine slows
+both.
 
     python -m benchmarks.flower_gate --out results/flower_gate.json
 """
@@ -54,7 +55,7 @@ def main_of_server(grid: Grid, context: Context) -> None:
         state = engine.advance(engine.start(), 0, 1)  # not counted: clients read their data
         before, seconds = engine.ledger.copy(), []
         (folder / BEGINS).touch()
-        time.sleep(1)  # for the counter to see it
+        time.sleep(1)  # so that the counter sees it
         for t in range(1, plan.rounds + 1):
             began = time.monotonic()
             state = engine.advance(state, t, 1)
@@ -70,13 +71,13 @@ def main_of_server(grid: Grid, context: Context) -> None:
 
 
 def rounds_of(way: str, clients: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return the seconds of each round with one kind of server and clients, and their bytes on the wire.
+    """Return the seconds of each round with one type of server and clients, and the bytes on the wire.
 
     Args:
         way: one of `WAYS`.
-        clients: how many.
-        rounds: of PeFLL with LeNet, after one that is not counted.
-        folder: for everything.
+        clients: number of clients.
+        rounds: number of rounds of PeFLL with LeNet, after one that is not counted.
+        folder: folder for all files.
     """
     (folder / "data").mkdir()
     write_clients(clients, folder / "data")
@@ -115,7 +116,7 @@ def poll_of(way: str, kind: str, folder: Path) -> dict[str, Any]:
     Args:
         way: one of `WAYS`.
         kind: database, or memory.
-        folder: for everything.
+        folder: folder for all files.
     """
     database = folder / "superlink.db" if kind == "database" else None
     found = flower_polls.measure(NODES, POLLS, 1, database, folder, alone=way != "ours")["P-256"]
@@ -123,11 +124,11 @@ def poll_of(way: str, kind: str, folder: Path) -> dict[str, Any]:
 
 
 def side_by_side(measure: Any, turns: int) -> list[dict[str, Any]]:
-    """Measure each way once in each turn, the first one of a turn last in the next.
+    """Measure each of `WAYS` once in each turn; the first of a turn is the last of the next.
 
     Args:
-        measure: of (way, folder).
-        turns: how many.
+        measure: function of (way, folder).
+        turns: number of turns.
     """
     rows = []
     for turn in range(turns):
@@ -141,7 +142,7 @@ def side_by_side(measure: Any, turns: int) -> list[dict[str, Any]]:
 
 
 def compared(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
-    """Return the median of each way, and ours over Flower's of the same turn: the median, the least and the most."""
+    """Return the median of each of `WAYS`, and the median and range of ratios, ours to Flower's, in the same turn."""
     middle = [{way: statistics.median(_several(one[key])) for way, one in row.items()} for row in rows]
     ratios = [row["ours"] / row["Flower alone"] for row in middle]
     return {
@@ -156,7 +157,7 @@ def _several(value: float | list[float]) -> list[float]:
 
 
 def main() -> None:
-    """Measure, and write it down."""
+    """Do all measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3, help="of PeFLL in a turn")

@@ -1,6 +1,6 @@
-"""The client's app of `flower_exchanges`: ours, and beside it what is Flower and nothing else.
+"""The client's app of `flower_exchanges`: our app, and three apps without our code.
 
-A client's process has torch loaded either way.
+The client's process has torch loaded in all cases.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ NATURAL, CARRIED, PLAIN = "query.natural", "query.carried", "query.plain"
 
 
 class BenchmarkNode(ClientApp):  # type: ignore[misc]
-    """Answers three kinds of messages with Flower alone, and all others as every client does.
+    """Answers three types of messages without our code, and all others with our app.
 
-    What is only carried comes back as it is, be it one array or several. A plain app reads the arrays it is sent and
-    makes a message of those it has computed, as every Flower app has to; this one computes nothing.
+    The two echoes return one array or several without reading them. The plain app reads the arrays that it gets and
+    makes a message of arrays, as every Flower app has to; it computes nothing.
     """
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -32,7 +32,7 @@ class BenchmarkNode(ClientApp):  # type: ignore[misc]
 
 
 class SimulatedNode(BenchmarkNode):
-    """Has its run config with it, which Flower's simulation from Python does not hand out.
+    """Brings its own run config, because Flower's simulation does not pass one when it is started from Python.
 
     Args:
         config: the run config.

@@ -1,10 +1,10 @@
-"""What a client that waits costs the server: Flower's SuperLink, asked for messages by nodes with keys on two curves.
+"""Measures what a waiting client costs the server: requests for messages, signed with keys on two curves.
 
-A node asks every 3 s whether there is something to do, with a signature that the server checks. So how many clients a
-server can have is decided by what one such request costs it. Here some nodes of each kind of key ask a SuperLink with
-TLS, one after another and in turns, as fast as it answers; what is reported is the server's processor time for a
-request, less what it takes when nobody asks, and a request's bytes. Once with a database on disk, as `pefll flower
-server` has it, so that a server that is started again knows its nodes; and once with everything in memory.
+A node asks for messages every 3 s, with a signature that the server checks. So the cost of one request decides how many
+clients a server can have. Here some nodes with each type of key ask a SuperLink with TLS, in turns, one request after
+another, as fast as it answers. The result is the server's processor time for a request, less its processor time without
+requests, and the bytes of a request. This is measured with a database on disk, as in `pefll flower server`, and with a
+database in memory. The database on disk lets a restarted server know its nodes.
 
     python -m benchmarks.flower_polls
 """
@@ -37,7 +37,7 @@ from pefll.engines.hardware import processor
 from pefll.training.summary import commit
 
 CURVES: dict[str, ec.EllipticCurve] = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1()}
-SECONDS_BETWEEN_POLLS = 3  # written into Flower
+SECONDS_BETWEEN_POLLS = 3  # a constant of Flower
 
 
 def server_seconds(pid: int) -> float:
@@ -49,15 +49,15 @@ def server_seconds(pid: int) -> float:
 def measure(
     nodes: int, polls: int, turns: int, database: Path | None, folder: Path, alone: bool = False
 ) -> dict[str, Any]:
-    """Return what a request costs the server, by the kind of key.
+    """Return what a request costs the server, for each type of key.
 
     Args:
-        nodes: of each kind of key.
-        polls: of each kind of key in a turn.
-        turns: how many, after one that is not counted.
-        database: of the server; None for one in memory.
-        folder: for everything else.
-        alone: whether the server is Flower's own program, without our gate.
+        nodes: number of nodes with each type of key.
+        polls: number of requests with each type of key in a turn.
+        turns: number of turns, after one that is not counted.
+        database: file of the server's database; None for a database in memory.
+        folder: folder for all other files.
+        alone: whether the server is Flower's own program, without our gateway.
     """
     make_certificates(folder / "server", ["127.0.0.1"])
     target, port = free_port(), free_port()
@@ -88,11 +88,11 @@ def measure(
             for curve, receivers in asking.items():
                 start, taken, wire = time.perf_counter(), server_seconds(server.pid), proxy.counts()
                 for number in range(polls):
-                    assert receivers[number % nodes]() is None  # there is nothing to do
+                    assert receivers[number % nodes]() is None  # there is no message
                 seconds = time.perf_counter() - start
                 taken = server_seconds(server.pid) - taken - idle * seconds
                 sent = proxy.counts()
-                if turn:  # the first is for connections to be made and code to be loaded
+                if turn:  # the first turn opens connections and loads code
                     found[curve]["server_ms"].append(1000 * taken / polls)
                     found[curve]["bytes"].append((sum(sent[k] - wire[k] for k in ("up", "down"))) / polls)
         proxy.close()
@@ -100,7 +100,7 @@ def measure(
 
 
 def summary(values: dict[str, list[float]]) -> dict[str, Any]:
-    """Return medians, and how many nodes would take all of a core."""
+    """Return medians, and how many waiting nodes would use a complete core."""
     server_ms = statistics.median(values["server_ms"])
     return {
         "server_ms_per_poll": round(server_ms, 3),
@@ -111,7 +111,7 @@ def summary(values: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write it down."""
+    """Do all measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=4, help="of each kind of key")
     parser.add_argument("--polls", type=int, default=400, help="of each kind of key in a turn")

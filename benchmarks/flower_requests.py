@@ -1,8 +1,8 @@
-"""How many bytes Flower's clients send and get on the wire, and which requests they belong to.
+"""Counts the bytes that Flower's clients send and get on the wire, in total and for each type of request.
 
-One proxy counts the bytes of connections as they are. Another, with the server's own certificate and key, opens the
-connections of all clients, so it sees what TLS hides: the path of each request, and how much of it and of its answer is
-HTTP's head and how much is content.
+One proxy counts the encrypted bytes of connections. Another proxy has the server's certificate and key, and decrypts
+the connections of all clients. It sees the path of each request, and counts the bytes of HTTP headers and of content,
+for requests and answers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Bytes(NamedTuple):
-    """What requests to one path have come to.
+    """Counts of the requests to one path.
 
     Attributes:
-        requests: how many.
-        heads: bytes of HTTP's heads, both ways.
+        requests: number of requests.
+        heads: bytes of HTTP headers of requests and answers.
         up: bytes of content of the requests.
         down: bytes of content of the answers.
     """
@@ -48,18 +48,18 @@ Counts = dict[str, Bytes]
 
 
 def since(before: Counts, after: Counts) -> Counts:
-    """Return what was counted in between, the largest first."""
+    """Return the counts between two times, the largest first."""
     between = {path: total.minus(before.get(path, Bytes())) for path, total in after.items()}
     return dict(sorted(((p, b) for p, b in between.items() if any(b)), key=lambda item: -sum(item[1])))
 
 
 class OpeningProxy:
-    """Passes HTTPS on to a server whose secrets it knows, and counts by path.
+    """A proxy that decrypts HTTPS, forwards it to the server, and counts bytes by path.
 
     Args:
-        port: where it listens.
-        target: the server's port.
-        secrets: the folder with ca.crt, server.crt and server.key.
+        port: port of the proxy.
+        target: port of the server.
+        secrets: folder with ca.crt, server.crt and server.key.
     """
 
     def __init__(self, port: int, target: int, secrets: Path) -> None:
@@ -84,10 +84,10 @@ class OpeningProxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target, ssl=self._to_server)
-        except OSError:  # the server has ended before its clients
+        except OSError:  # the server may end before its clients
             writer.close()
             return
-        asked: deque[str] = deque()  # paths whose answers are still to come
+        asked: deque[str] = deque()  # paths of requests without an answer yet
 
         def request(head: bytes, content: int) -> None:
             asked.append(head.split(b" ", 2)[1].decode())
@@ -100,7 +100,7 @@ class OpeningProxy:
             asyncio.create_task(_pass_on(reader, to_server, request)),
             asyncio.create_task(_pass_on(from_server, writer, answer)),
         ]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)  # one end has closed, so the other must too
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)  # if one end closes, the other must, too
         for way in ways:
             way.cancel()
         for end in (writer, to_server):
@@ -114,13 +114,13 @@ class OpeningProxy:
 async def _pass_on(
     source: asyncio.StreamReader, target: asyncio.StreamWriter, note: Callable[[bytes, int], None]
 ) -> None:
-    """Pass HTTP messages on until there are no more."""
+    """Forward HTTP messages until the connection ends."""
     with suppress(OSError, ssl.SSLError, asyncio.IncompleteReadError):
         while True:
             head = await source.readuntil(_END_OF_HEAD)
             content = await source.readexactly(_length(head))
             note(head, len(content))
-            for part in filter(None, (head, content)):  # apart, as Flower's server writes them: a TLS record each
+            for part in filter(None, (head, content)):  # in two writes, as Flower's server does: each is a TLS record
                 target.write(part)
             await target.drain()
 
@@ -134,9 +134,9 @@ def _length(head: bytes) -> int:
 
 
 class CountingProxy:
-    """Passes connections on to a server and counts the bytes of both directions, connections, and requests.
+    """A proxy that forwards connections to the server, and counts connections, requests, and bytes in both directions.
 
-    All is encrypted, so that a request is what a client sends after the server has sent something.
+    The content is encrypted. So data from a client counts as a new request if it follows data from the server.
     """
 
     def __init__(self, port: int, target: int) -> None:
@@ -173,5 +173,5 @@ class CountingProxy:
         return {"down": self.down, "up": self.up, "connections": self.connections, "requests": self.requests}
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._listener.close()

@@ -1,8 +1,9 @@
-"""How many functions a reader meets between `pefll train` and the first round.
+"""Lists the functions that a reader meets between `pefll train` and the first round.
 
-A reader opens the functions of the command line and of training, and those in which the first round happens. Each
-function of the package that one of these calls is a hop, and is counted once. Functions of other rooms are not opened:
-a reader may take `load_samples` at its word. Properties are no hops. The list in docs/structure.md is made by
+A reader opens the functions of `cli` and `training`, and the functions that lead to the first round. Each function of
+this package that one of these calls is a hop, and counts once. A reader does not open functions of other packages: the
+name of `load_samples`, for example, says enough. Properties are not hops. This command makes the list in
+docs/structure.md:
 
     python -m benchmarks.hops
 """
@@ -20,12 +21,12 @@ import pefll.cli as cli
 from pefll.core.errors import PefllError
 
 ROOT = Path(cli.__file__).parents[1]
-OPENED = ("cli/", "training/")  # rooms whose functions a reader opens
+OPENED = ("cli/", "training/")  # packages whose functions a reader opens
 FIRST = "cli/training.py:train"
 
 
 def place_of(frame: FrameType | None) -> str:
-    """Return a function's file and name; "" for one of another package, a property, or one within a function."""
+    """Return a function's file and name; "" for properties, inner functions, and functions outside this package."""
     if frame is None or not frame.f_code.co_filename.startswith(f"{ROOT}/"):
         return ""
     name = frame.f_code.co_qualname
@@ -36,7 +37,7 @@ def place_of(frame: FrameType | None) -> str:
 
 
 def waiting(frame: FrameType) -> list[str]:
-    """Return the functions of the package that wait for a frame, the nearest first."""
+    """Return the callers of a frame that are in this package, the nearest first."""
     found = []
     back = frame.f_back
     while back is not None:
@@ -47,9 +48,9 @@ def waiting(frame: FrameType) -> list[str]:
 
 
 def hops(arguments: list[str]) -> list[str]:
-    """Run the command line and return the hops until the first round, in the order in which they are first called."""
+    """Run the command line, and return the hops until the first round in the order of their first calls."""
     callers: dict[str, set[str]] = {}
-    leading: set[str] = set()  # functions in which the first round happens
+    leading: set[str] = set()  # functions that lead to the first round
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         del argument

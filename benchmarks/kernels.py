@@ -1,8 +1,8 @@
-"""How long do LeNet's operations take with a client axis: our kernels, and the same through vmap and torch's own?
+"""Compares the time of LeNet's operations with a client axis: our kernels, and torch's kernels under vmap.
 
-Each operation, forwards and backwards, is recorded some times into one CUDA graph, which is replayed; the two ways take
-turns, and medians and their ratios are given. Ours is also done three times at once, on three streams, as three seeds
-do. It needs a GPU.
+Each operation, with its gradients, is recorded several times into one CUDA graph, which is replayed. Both versions take
+turns. The table has medians and their ratios. Ours also runs three times at once on three streams, as three seeds do.
+This needs a GPU.
 
     python -m benchmarks.kernels --out build/kernels
 """
@@ -35,14 +35,14 @@ from pefll.methods.optim import SGD
 from pefll.training.summary import commit
 
 BATCH, IN_A_GRAPH = 32, 10
-PARAMETERS = (1200, 16, 12_800, 32, 96_000, 120, 10_080, 84, 840, 10)  # of LeNet, layer by layer
+PARAMETERS = (1200, 16, 12_800, 32, 96_000, 120, 10_080, 84, 840, 10)  # numbers of LeNet's parameters, layer by layer
 TIMES = {"ours_us": "ours, us", "ours_three_us": "three at once, us", "torch_us": "torch, us"}
 Operation = Callable[[], Any]
 
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Do without our kernels in the block."""
+    """Turn our kernels off inside the `with` block."""
     real = client_axis.available
     client_axis.available = lambda *_: False
     try:
@@ -52,14 +52,14 @@ def plain() -> Iterator[None]:
 
 
 class Recorded(NamedTuple):
-    """An operation as a graph that does it IN_A_GRAPH times, and a stream of its own."""
+    """A graph that does an operation IN_A_GRAPH times, and the stream for it."""
 
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream
 
 
 def recorded(operation: Operation) -> Recorded:
-    """Return the operation, recorded."""
+    """Record an operation into a graph."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for _ in range(2):
@@ -73,7 +73,7 @@ def recorded(operation: Operation) -> Recorded:
 
 
 def microseconds(*several: Recorded) -> float:
-    """Return the time of one operation, while several do theirs at once."""
+    """Return the time of one operation in microseconds, while all given graphs run at the same time."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     start.record()
@@ -89,7 +89,7 @@ def microseconds(*several: Recorded) -> float:
 
 
 def operations(clients: int) -> dict[str, Operation]:
-    """Return LeNet's operations for so many clients: each computes a block and all its gradients."""
+    """Return LeNet's operations for a number of clients; each computes a block and all its gradients."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(clients, *shape, device="cuda")
@@ -107,7 +107,7 @@ def operations(clients: int) -> dict[str, Operation]:
 
     labels = torch.randint(10, (clients, BATCH), device="cuda")
     weight = torch.ones(clients, BATCH, device="cuda")
-    # Parameters, velocity, and the gradient as the layers leave it.
+    # Parameters, velocity, and one gradient array per layer.
     scores, vectors = random(BATCH, 10), [random(size) for size in (sum(PARAMETERS), sum(PARAMETERS), *PARAMETERS)]
     sgd = SGD(2e-3, 0.9, 5e-5, 50.0)
     keys = torch.arange(clients, device="cuda")
@@ -129,7 +129,7 @@ def operations(clients: int) -> dict[str, Operation]:
 
 
 def card(parser: argparse.ArgumentParser) -> torch.device:
-    """Return the GPU; without one, end with a sentence."""
+    """Return the GPU; if there is none, exit with a sentence."""
     try:
         return pick_device("cuda")
     except PefllError:
@@ -137,7 +137,7 @@ def card(parser: argparse.ArgumentParser) -> torch.device:
 
 
 def main() -> None:
-    """Time everything and write kernels.json."""
+    """Time all operations and write kernels.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder for kernels.json")
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))

@@ -1,8 +1,9 @@
-"""Would unseen clients fare as seen ones do, if all of them had classes that some training client has together?
+"""Measures the accuracy of unseen clients if none of them has a combination of classes that no seen client has.
 
-By-class partitions leave some combinations of classes to unseen clients alone (`new_combinations.py`). Here each such
-client changes places with a seen client whose classes another seen client has too: the same clients, the same samples,
-the same seeds, but nobody unseen has a new combination. What is left of a gap then is not about new combinations.
+In by-class partitions, only unseen clients have some combinations of classes (`new_combinations.py`). Here each such
+client is swapped with a seen client whose combination another seen client has, too. The clients, samples and seeds are
+the same, but no unseen client has a new combination. If unseen clients are still worse, new combinations are not the
+cause.
 
     python -m benchmarks.known_combinations --data-dir data --out results/known_combinations.json \
         --set client_lr=0.0005 --set server_lr=0.0005
@@ -30,14 +31,14 @@ from pefll.training.summary import commit
 
 
 def with_known_only(federation: Federation) -> tuple[Federation, list[tuple[int, int]]]:
-    """Return the federation after unseen clients with new combinations changed places with seen ones, and who did."""
+    """Return the federation in which unseen clients with new combinations are swapped with seen ones, and the swaps."""
     has = [tuple(row) for row in federation.histograms() > 0]
     holders = Counter(has[: federation.num_seen])
     order = list(range(federation.num_clients))
     pairs = []
     last = federation.num_seen
     for place, new in enumerate(is_new(federation), start=federation.num_seen):
-        if not new or holders[has[place]]:  # or somebody with the same classes has become seen
+        if not new or holders[has[place]]:  # the latter after a swap of a client with the same classes
             continue
         last = next(seen for seen in reversed(range(last)) if holders[has[seen]] > 1)
         holders[has[last]] -= 1
@@ -51,7 +52,7 @@ def with_known_only(federation: Federation) -> tuple[Federation, list[tuple[int,
 
 
 def about(run: Run, moved: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return what is kept of a run."""
+    """Return the figures of a run for the result file."""
     names = ("seed", "best_round", "accuracy", "client_counts", "precision", "device", "torch")
     return {name: run.summary[name] for name in names} | {"changed_places": moved}
 

@@ -1,10 +1,10 @@
-"""What do several seeds at once cost, and what does an evaluation cost beside training?
+"""Measures the time of several seeds at once, and the time of evaluations compared with training.
 
-Made-up pictures of CIFAR-10's size are dealt to clients as in the paper. First, rounds of one run and rounds of
-several runs at once, on streams of their own, take turns among 100 clients, so that what else the machine does meets
-all. Every seed is timed alone too. Then rounds and evaluations of all clients take turns, among 100 clients and
-among 1,000: recorded once and replayed, as in training, where they go on beside rounds, and call by call. Medians are
-given, and ratios of medians; nothing that is done only once is timed.
+The data are random images of CIFAR-10's size, partitioned as in the paper. First, rounds of one run and rounds of
+several runs at once, on separate streams, take turns among 100 clients. So other work on the machine slows all of them.
+Every seed is also timed by itself. Then rounds and evaluations of all clients take turns, among 100 and among 1,000
+clients. Evaluations are measured in two ways: recorded once and replayed, as during training, and call by call. The
+figures are medians and ratios of medians; work that is done only once is not timed.
 
     python -m benchmarks.lockstep --out build/lockstep                     # on a GPU
     python -m benchmarks.lockstep --out build/lockstep --device cpu --small  # tries the script anywhere
@@ -49,9 +49,9 @@ class Contestant:
     """One seed's run: an engine, its state, and its evaluator.
 
     Args:
-        federation: the data, on the device already.
-        seed: of the run.
-        options: from the command line.
+        federation: the data, already on the device.
+        seed: seed of the run.
+        options: options of the command line.
     """
 
     def __init__(self, federation: Federation, seed: int, options: argparse.Namespace) -> None:
@@ -66,14 +66,14 @@ class Contestant:
             self.server = self.engine.start()
 
     def launch(self, rounds: int) -> Callable[[], None]:
-        """Start some rounds and return what waits for them."""
+        """Start some rounds, and return a function that waits for them."""
         with self.queue.turn():
             self.server, under_way = self.queue.launch(self.server, self.round, rounds)
         self.round += rounds
         return under_way.wait
 
     def examine(self) -> None:
-        """Evaluate all clients with what the training loop records, but alone on the card, and wait for the result."""
+        """Evaluate all clients with the training loop's recorded graph, while the GPU does nothing else, and wait."""
         with self.queue.turn():
             self.evaluator.begin(self.server).wait()
 
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def pictures(total: int) -> Samples:
-    """Return noise in the shape of CIFAR-10: two thirds to train on, a sixth each for validation and test."""
+    """Return noise in the shape of CIFAR-10: two thirds for training, a sixth for validation, a sixth for test."""
     random = np.random.default_rng(0)
     place = np.arange(total)
     return Samples(
@@ -134,12 +134,12 @@ def pictures(total: int) -> Samples:
 
 
 def contestants(samples: Samples, clients: int, seeds: int, options: argparse.Namespace) -> list[Contestant]:
-    """Return runs that share their samples, each having done one round and one evaluation."""
+    """Return runs that share their samples; each has already done one round and one evaluation."""
     if options.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(options.device)
     copies: dict[object, torch.Tensor] = {}
     runs = []
-    # All are kept until all are moved: arrays are known by their addresses.
+    # All arrays are kept until all are moved to the device, because they are recognised by their addresses.
     dealt = [make_federation(samples, partition="by-class 2", clients=clients, seed=seed) for seed in range(seeds)]
     for seed, federation in enumerate(dealt):
         placed = place_data(Hardware(options.device, "vector", "float32"), federation, copies)
@@ -151,7 +151,7 @@ def contestants(samples: Samples, clients: int, seeds: int, options: argparse.Na
 
 
 def seeds_at_once(samples: Samples, options: argparse.Namespace) -> dict[str, Any]:
-    """Time rounds of one run and rounds of several at once, in turns."""
+    """Time rounds of one run and rounds of several runs at once, in turns."""
     clients = 20 if options.small else 100
     runs = contestants(samples, clients, options.seeds, options)
     *alone, at_once = alternate(
@@ -177,13 +177,13 @@ def seeds_at_once(samples: Samples, options: argparse.Namespace) -> dict[str, An
 
 
 def streams(runs: list[Contestant], rounds: int) -> None:
-    """Let all runs start rounds before any is waited for."""
+    """Start rounds of all runs, then wait for all."""
     for wait in [run.launch(rounds) for run in runs]:
         wait()
 
 
 def beside_training(samples: Samples, clients: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Time rounds, recorded evaluations and evaluations call by call, in turns."""
+    """Time rounds, recorded evaluations, and evaluations call by call, in turns."""
     (run,) = contestants(samples, clients, 1, options)
     rounds, recorded, by_calls = alternate(options, lambda: run.launch(options.rounds)(), run.examine, run.evaluate)
     run.engine.close()
@@ -201,7 +201,7 @@ def beside_training(samples: Samples, clients: int, options: argparse.Namespace)
 
 
 def alternate(options: argparse.Namespace, *works: Callable[[], None]) -> list[float]:
-    """Do each work once unmeasured, then all in turns, and return the median seconds of each."""
+    """Do each function once without timing, then all in turns; return the median seconds of each."""
     for work in works:
         work()
     seconds: list[list[float]] = [[] for _ in works]

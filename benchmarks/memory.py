@@ -1,7 +1,8 @@
-"""The estimate of a run's memory beside its measured peak: python -m benchmarks.memory [--out results/memory.json].
+"""Compares our estimate of a run's memory with its peak: python -m benchmarks.memory [--out results/memory.json].
 
-Each case is a process of its own, since a process's peak never falls. What the program takes before training (torch,
-the data, a first tiny run that loads what torch loads late) is measured first and is not counted.
+Each case is a separate process, since the recorded peak of a process never falls. The memory of the program before
+training is measured first and not counted. It includes torch, the data, and a tiny run that makes torch load its
+remaining libraries.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CLIENTS, EACH, PER_ROUND, STEPS = 10, 20, 2, 2
 
 
 def measure(case: str, method: str, engine: str) -> dict[str, float | str]:
-    """Train three rounds of a case in this process and return what was estimated and what was measured, in MB."""
+    """Train three rounds of a case in this process, and return the estimated and the measured memory in MB."""
     shape, kind = CASES[case]
     rng = np.random.default_rng(0)
     y, client = rng.integers(0, 10, CLIENTS * EACH), np.repeat(np.arange(CLIENTS), EACH)
@@ -70,7 +71,7 @@ def _peak() -> int:
 
 
 def main() -> None:
-    """Measure all cases, or the one that is named."""
+    """Measure all cases, or the case that `--case` names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", nargs=3, metavar=("CASE", "METHOD", "ENGINE"))
     parser.add_argument("--out")

@@ -1,10 +1,10 @@
-"""Is any method slower at a client's step than FedAvg, its extra passes counted?
+"""Compares the time of a client's step in each method with FedAvg, per gradient of a batch.
 
-Made-up pictures of CIFAR-10's size are dealt to clients as in the paper, and rounds of all methods with the paper's
-LeNet take turns. A method's time for a round, over its clients and the gradients of a batch that each of them computes,
-is set against FedAvg's in the same turn: everything else that a method does in a round (its server, its descriptors,
-its second model) is in the time, and has to fit into the same. Local has no rounds: all seen clients train at once for
-about as many steps.
+The data are random images of CIFAR-10's size, partitioned as in the paper. Rounds of all methods with the paper's LeNet
+take turns. A method's time for a round is divided by its number of clients and by the number of batch gradients of each
+client. The result is compared with that of FedAvg in the same turn. The time includes everything else that a method
+does in a round, such as the server's work, descriptors and second models. Local has no rounds: all seen clients train
+at once for about as many steps.
 
     python -m benchmarks.method_steps --out build/steps                      # on a GPU
     python -m benchmarks.method_steps --out build/steps --device cpu --small  # tries the script anywhere
@@ -46,21 +46,21 @@ from pefll.training.loop import local_steps
 from pefll.training.summary import commit
 
 LIMIT = 1.5
-STEPS, BATCH = 50, 32  # of a client in a round of most methods; Local trains for about as many steps
+STEPS, BATCH = 50, 32  # local steps of a client in a round of most methods, and samples in a batch
 
 
 class Contestant:
     """One method, its engine and its state.
 
     Args:
-        name: of the method.
-        federation: on the device already.
-        options: from the command line.
+        name: name of the method.
+        federation: the data, already on the device.
+        options: options of the command line.
     """
 
     def __init__(self, name: str, federation: Federation, options: argparse.Namespace) -> None:
         self.name = name
-        batches = (federation.count[TRAIN, : federation.num_seen] + BATCH - 1) // BATCH  # of a pass, by client
+        batches = (federation.count[TRAIN, : federation.num_seen] + BATCH - 1) // BATCH  # per epoch
         problem, _ = describe_problem(federation, "lenet")
         settings: dict[str, Any] = {"embedding": "convnet"} if name.startswith("pefll") else {}
         if name == "local":
@@ -80,7 +80,7 @@ class Contestant:
             assert self.method.batch_size == BATCH
             self.steps = settings["epochs"] * float(batches.sum())
             self.work = self.train_alone
-            self.rounds = 1  # all clients train in it, and not a twentieth of them
+            self.rounds = 1  # in this round all clients train, not only a twentieth of them
         with queue_of(self.engine).turn():
             self.server = self.engine.start()
         self.work(1)
@@ -93,7 +93,7 @@ class Contestant:
         self.round += rounds
 
     def train_alone(self, rounds: int) -> None:
-        """Let every seen client train on its own, so many times."""
+        """Let every seen client train by itself, `rounds` times."""
         with queue_of(self.engine).turn(), torch.no_grad():
             for _ in range(rounds):
                 for _, cohort in self.engine.cohorts(self.seen):
@@ -103,7 +103,7 @@ class Contestant:
 
 
 def compare(federation: Federation, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Return microseconds of a client's gradient for every method, and how many times FedAvg's that is."""
+    """Return the microseconds of a client's batch gradient for every method, and the ratio to FedAvg."""
     names = [name for name in METHODS if not options.methods or name in (*options.methods.split(","), "fedavg")]
     runs = [Contestant(name, federation, options) for name in track(names, "recording", console=console)]
     seconds: dict[str, list[float]] = {name: [] for name in names}

@@ -1,9 +1,9 @@
-"""Does a round cost the same among a million clients as among a thousand?
+"""Compares the time of a round among a million clients with that among a thousand.
 
-Builds two made-up federations of the same kind that differ in nothing but their number of clients, and runs PeFLL on
-both with the same model, the same descriptor size and the same ten clients per round. Rounds of the two take turns in
-one process, so that what else the machine does meets both; medians are given. The large federation is built first, so
-that the peak memory after it is its own, with the caller's arrays, the interpreter and torch included.
+It builds two synthetic federations that differ only in their number of clients. PeFLL runs on both with the same model,
+the same descriptor size and ten clients per round. Rounds of the two take turns in one process, so that other work on
+the machine slows both. The table has medians. The large federation is built first. So the peak memory after that
+belongs to this federation; it includes the caller's arrays, the interpreter and torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLASSES = 10
 CLASSES_PER_CLIENT = 2
 FEW_CLIENTS = 1_000
 CLIENTS_PER_ROUND = 10
-# The descriptor's size would follow the number of clients, and with it the work of a round.
+# Fixed, because the default grows with the number of clients, and so would the work of a round.
 SETTINGS = {"descriptor_size": 32, "local_steps": 10}
 ENGINES: dict[str, Callable[[Federation, Any], Engine]] = {
     "serial": lambda federation, method: SerialEngine(federation, method, 0, CLIENTS_PER_ROUND, processes=1),
@@ -54,13 +54,13 @@ MOST_BUILD_SECONDS, MOST_BYTES, MOST_RATIO = 60.0, 4e9, 1.5
 
 @dataclass
 class Contestant:
-    """One engine on one federation, and how long its rounds took.
+    """One engine on one federation, and the time of its rounds.
 
     Attributes:
-        engine: reaches the clients.
+        engine: the engine.
         server: the method's state.
-        round: rounds done.
-        milliseconds: of a round, one entry per turn.
+        round: number of rounds done.
+        milliseconds: time of a round, one entry per turn.
     """
 
     engine: Engine
@@ -69,7 +69,7 @@ class Contestant:
     milliseconds: list[float]
 
     def take_turn(self, rounds: int) -> None:
-        """Run some rounds and note how long one took."""
+        """Run some rounds and store the mean time of a round."""
         started = time.perf_counter()
         self.server = self.engine.advance(self.server, self.round, rounds)
         self.milliseconds.append(1000 * (time.perf_counter() - started) / rounds)
@@ -77,12 +77,12 @@ class Contestant:
 
     @property
     def median(self) -> float:
-        """Milliseconds of a round."""
+        """Median milliseconds of a round."""
         return statistics.median(self.milliseconds)
 
 
 def make_arrays(clients: int, samples: int, features: int) -> tuple[Any, Any, Any]:
-    """Return x float32 [N, features], y and client int64 [N]; nothing of the size of x is made but x itself."""
+    """Return x float32 [N, features], y and client int64 [N]; no other array as large as x is made."""
     random = np.random.default_rng(0)
     x = np.empty((clients * samples, features), dtype=np.float32)
     random.standard_normal(dtype=np.float32, out=x)
@@ -90,19 +90,19 @@ def make_arrays(clients: int, samples: int, features: int) -> tuple[Any, Any, An
     y = random.integers(0, CLASSES_PER_CLIENT, size=len(x))
     y += client
     y %= CLASSES
-    # The class can be read off the first feature, so that there is something to learn.
+    # The class depends on the first feature, so that there is something to learn.
     x[:, 0] += y
     return x, y, client
 
 
 def peak_bytes() -> int:
-    """Return the most memory this process has held so far."""
+    """Return the peak memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def build(clients: int, samples: int, features: int, console: Console) -> tuple[Federation, dict[str, float]]:
-    """Return a federation, and how long it and the arrays it was made from took."""
+    """Return a federation, and the time that it took to make its arrays and the federation."""
     with console.status(f"making {clients:,} x {samples} x {features} numbers"):
         started = time.perf_counter()
         x, y, client = make_arrays(clients, samples, features)
@@ -121,14 +121,14 @@ def build(clients: int, samples: int, features: int, console: Console) -> tuple[
 
 
 def enter(federation: Federation, engine: str) -> Contestant:
-    """Return PeFLL at its start on a federation, after one round to warm up."""
+    """Return PeFLL on a federation, after one round of warm-up."""
     problem, _ = describe_problem(federation, "mlp")
     reach = ENGINES[engine](federation, build_method("pefll", problem, SETTINGS))
     return Contestant(reach, reach.advance(reach.start(), 0, 1), 1, [])
 
 
 def race(large: Federation, small: Federation, rounds: int, turns: int, console: Console) -> dict[str, Any]:
-    """Return milliseconds per round on both federations for every engine; the two take turns, and turns to be first."""
+    """Return milliseconds per round on both federations for every engine; they take turns, and turns to be first."""
     pairs = {name: (enter(large, name), enter(small, name)) for name in ENGINES}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -182,7 +182,7 @@ def draw(record: dict[str, Any], console: Console) -> bool:
 
 
 def main() -> int:
-    """Run the benchmark; the exit status is 1 where a limit is broken."""
+    """Run the benchmark; the exit status is 1 if a figure exceeds its limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--clients", type=int, default=1_000_000, help="of the large federation [%(default)s]")
     parser.add_argument("--samples", type=int, default=20, help="of a client [%(default)s]")

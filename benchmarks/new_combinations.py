@@ -1,17 +1,17 @@
-"""How many unseen clients have a combination of classes that no training client has, and how do they fare?
+"""Counts unseen clients with a combination of classes that no training client has, and measures their accuracy.
 
-That is where a method that learns from clients must extrapolate. Who has which classes depends only on the seed, so
-that counting needs no data. For CIFAR-10 at n=100, as in the paper:
+For such clients, a method that learns from clients must extrapolate. The classes of a client depend only on the seed,
+so counting needs no data. For CIFAR-10 at n=100, as in the paper:
 
     python -m benchmarks.new_combinations --clients 100 --classes 10 --each 2 --seeds 200
 
-With runs, the test accuracy of their unseen clients is split in two, those with a new combination and the others:
+For given runs, it computes the test accuracy of unseen clients with a new combination, and that of the others:
 
     python -m benchmarks.new_combinations --runs runs/c10/seed-* --out results/new_combinations.json
     python -m benchmarks.new_combinations --show results/new_combinations.json
 
-The same from the files that `pefll results add` makes, which have how many answers of each client are right. Beside
-it stands how seen clients of the other seeds fare that have one of the new combinations: those may just be hard.
+It can also use files of `pefll results add`, which have the number of right answers of each client. Then it also prints
+the accuracy of seen clients of other seeds that have one of the new combinations, because these may simply be hard:
 
     python -m benchmarks.new_combinations --results results/cifar10-pefll-n100-*-client_lr_0.0005-bf16-seed*.json
 """
@@ -43,26 +43,26 @@ RATES = ("client_lr", "server_lr")
 
 
 def is_new(federation: Federation) -> list[bool]:
-    """Return for each unseen client whether no seen client has the same classes."""
+    """Return for each unseen client whether its combination is new: no seen client has the same classes."""
     has = [tuple(row) for row in federation.histograms() > 0]
     seen = set(has[: federation.num_seen])
     return [one not in seen for one in has[federation.num_seen :]]
 
 
 def dealt(clients: int, classes: int, each: int, seed: int) -> Federation:
-    """Return a federation whose clients have the classes that they have with any data of so many classes."""
+    """Return a federation without real samples; its clients have the same classes as with any data of `classes`."""
     holders = -(-clients * each // classes)
-    y = np.tile(np.arange(classes), 10 * holders)  # enough of each class for everybody who has it
+    y = np.tile(np.arange(classes), 10 * holders)  # enough samples of each class for all clients that have it
     return by_class(Samples(np.zeros((len(y), 1), np.float32), y, classes), clients, each, seed)
 
 
 def new_combinations(clients: int, classes: int, each: int, seed: int) -> int:
-    """Return how many of a federation's unseen clients have classes that no seen client has together."""
+    """Return how many of a federation's unseen clients have a new combination of classes."""
     return sum(is_new(dealt(clients, classes, each, seed)))
 
 
 def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
-    """Return test accuracies of a run's unseen clients, each with its classes and whether they are new together."""
+    """Return the test accuracy of each unseen client of a run, its classes, and whether this combination is new."""
     run = load(path)
     federation = federation_of(run.config, console)
     hardware = pick_hardware(
@@ -99,7 +99,7 @@ def unseen_accuracies(path: Path, console: Console) -> dict[str, Any]:
 
 
 def unseen_in_result(path: Path) -> dict[str, Any]:
-    """Return the same from a file of `pefll results add`, and seen clients too; there is no masked accuracy in it."""
+    """Return the same from a file of `pefll results add`, also for seen clients, but without masked accuracy."""
     result = read_json(path)
     scheme, _, each = str(result["partition"]).partition(" ")
     if scheme != "by-class" or result["dataset"] not in CLASSES or "client_counts" not in result:
@@ -126,7 +126,7 @@ def unseen_in_result(path: Path) -> dict[str, Any]:
 
 
 def show_runs(runs: list[dict[str, Any]], console: Console) -> None:
-    """Print accuracies of new and of known combinations, run by run and over all runs that differ by their seed."""
+    """Print accuracies of new and of known combinations, for each run and over all runs that differ only by seed."""
     families: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         rates = ", ".join(f"{name} {run['settings'][name]}" for name in RATES if name in run["settings"])

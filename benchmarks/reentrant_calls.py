@@ -1,8 +1,9 @@
-"""What does it cost that any number of threads may call a network at once?
+"""Measures the cost of networks that several threads can call at the same time.
 
-A client's step (outputs, cross-entropy, gradients) with `Network`, whose every call has a copy of the module to itself,
-and beside it the way before: one module for all calls, whose weights are replaced during a call and put back. They take
-turns in one process; a thread's own processor time is counted, and ratios of turn and turn are given.
+It times a client's step (outputs, cross-entropy, gradients) with two implementations. In `Network`, every call has its
+own copy of the module. In the older implementation, all calls share one module, whose weights are replaced during a
+call and restored afterwards. Both take turns in one process. The figures are ratios of the thread's processor time in
+the same turn.
 
     python -m benchmarks.reentrant_calls --turns 60 --out results/reentrant.json
 """
@@ -32,14 +33,14 @@ BATCH, CLASSES = 32, 10
 
 
 class SharedModule(Network):
-    """A network whose calls all use one module: right as long as one thread calls it."""
+    """A network whose calls all use one module; it is correct only if one thread calls it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self._only = self._idle[0]
 
     def __call__(self, parameters: Any, *inputs: Tensor) -> Tensor:
-        """Evaluate the one module with the weights in `parameters` [size]."""
+        """Evaluate the shared module with the weights in `parameters` [size]."""
         named = self.unflatten(parameters) if isinstance(parameters, Tensor) else parameters
         like = parameters if isinstance(parameters, Tensor) else next(iter(named.values()))
         values = named | self._constants(like)

@@ -1,9 +1,9 @@
-"""Do two commits compute the same bits?
+"""Checks whether two commits compute the same bits.
 
-Every method is trained for 30 rounds by the serial engine, on digits and on data with the shape of CIFAR, with one and
-two processes: once with the code of an earlier commit, once with the code of this working tree. The states that both
-write must be equal, bit for bit, and so must the accuracies. Bits depend on the processor and on torch, so both are run
-here, with this Python.
+The serial engine trains every method for 30 rounds, on digits and on data with the shape of CIFAR, with one and two
+processes. It does so with the code of an earlier commit and with the code of this working tree. The states that both
+write must be equal, bit for bit, and so must the accuracies. Bits depend on the processor and on torch, so both run on
+this machine, with this Python.
 
     python -m benchmarks.same_bits bd7a61a --out results/same_bits.json
 """
@@ -54,7 +54,7 @@ CIFAR_SHAPED = ("--model", "lenet", "--clients-per-round", "3")
 
 
 class Case(NamedTuple):
-    """One run that both commits make."""
+    """One run that is trained with both commits."""
 
     method: str
     data: str
@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 
 def write_pictures(path: Path, clients: int = 20, each: int = 40) -> None:
-    """Write random pictures of CIFAR's shape with labels that depend on them a little, for some clients."""
+    """Write random images of CIFAR's shape for some clients; their labels depend a little on the images."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 10, clients * each)
     x = rng.integers(0, 156, (len(y), 3, 32, 32)) + 10 * y[:, None, None, None]
@@ -81,7 +81,7 @@ def command(method: str, data: str, processes: int, rounds: int, out: Path) -> l
 
 
 def bits_of(run: Path) -> dict[str, Any]:
-    """Return the SHA-256 of a run's last state and of its best one, tensor by tensor in the order of their names."""
+    """Return the SHA-256 of a run's last state and of its best state, over all tensors sorted by name."""
     (state,) = run.glob("checkpoints/*/state.safetensors")
     sha = hashlib.sha256()
     with safe_open(state, framework="numpy") as file:
@@ -101,7 +101,7 @@ def rounded(value: Any) -> Any:
 
 
 def is_same(before: Any, after: Any, name: str = "") -> bool:
-    """Return whether states and accuracies are equal; summed losses may be added up in another order."""
+    """Return whether states and accuracies are equal; sums of losses may differ by rounding."""
     if isinstance(before, dict) and isinstance(after, dict):
         return before.keys() == after.keys() and all(is_same(before[name], after[name], name) for name in before)
     return math.isclose(before, after, rel_tol=1e-3) if name == "loss" else bool(before == after)
@@ -109,7 +109,7 @@ def is_same(before: Any, after: Any, name: str = "") -> bool:
 
 @contextmanager
 def tree_of(commit: str, folder: Path) -> Iterator[Path]:
-    """Check a commit out into a folder of its own, for a while."""
+    """Check a commit out into a new folder, which is removed at the end of the block."""
     place = folder / "earlier"
     git = ("git", "-C", str(ROOT), "worktree")
     subprocess.run([*git, "add", "--quiet", "--detach", str(place), commit], check=True)
@@ -123,8 +123,8 @@ class Comparison:
     """Runs of an earlier commit and of this working tree.
 
     Args:
-        folder: a temporary one, for data and runs.
-        rounds: of every run.
+        folder: temporary folder for data and runs.
+        rounds: number of rounds of every run.
     """
 
     def __init__(self, folder: Path, rounds: int) -> None:
@@ -147,7 +147,7 @@ class Comparison:
         return bits_of(out)
 
     def rows(self, earlier: Path, cases: list[Case], tell: Callable[[], None]) -> list[dict[str, Any]]:
-        """Return what both came to, a row for each case; two runs at a time."""
+        """Return a row with the bits of both commits for each case; two runs train at a time."""
 
         def row(case: Case) -> dict[str, Any]:
             before, after = self.bits(earlier, case), self.bits(ROOT, case)
@@ -159,7 +159,7 @@ class Comparison:
 
 
 def main() -> int:
-    """Run both commits and compare them; return 1 where anything differs."""
+    """Run both commits and compare them; return 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", help="the earlier commit")
     parser.add_argument("--rounds", type=int, default=30)

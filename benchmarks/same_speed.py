@@ -1,8 +1,9 @@
-"""Is this working tree as fast as an earlier commit?
+"""Compares the speed of this working tree with that of an earlier commit.
 
 Our engines run the settings of `make bench` twice: with the code of an earlier commit, and with the code of this
-working tree. Both are processes that take turns, so that whatever else the machine does slows both. A ratio is the
-median over turns of the seconds of this tree over those of the earlier commit: below 1 is faster.
+working tree. Both are processes that take turns, so that other work on the machine slows both. In each turn, the
+seconds of this tree are divided by those of the earlier commit. The table has medians of these ratios: below 1 is
+faster.
 
     python -m benchmarks.same_speed bd7a61a --quick --out results/same_speed.json
 """
@@ -30,7 +31,7 @@ from benchmarks.speed.record import machine
 from benchmarks.speed.setting import Setting
 from pefll.core.files import write_json
 
-Seconds = list[tuple[float, float]]  # of each turn: by the clock, and of the processor
+Seconds = list[tuple[float, float]]  # (wall-clock seconds, processor seconds) of each turn
 
 
 def compare(contender: Contender, setting: Setting, earlier: Path, turns: int, turn_seconds: float) -> dict[str, Any]:
@@ -38,10 +39,10 @@ def compare(contender: Contender, setting: Setting, earlier: Path, turns: int, t
 
     Args:
         contender: one of our engines.
-        setting: what it does.
-        earlier: the checkout of the earlier commit.
-        turns: how often each is timed.
-        turn_seconds: a turn is as many rounds as the earlier commit does in this time.
+        setting: setting of the race.
+        earlier: folder with the checkout of the earlier commit.
+        turns: number of timed turns of each tree.
+        turn_seconds: time of a turn; it has as many rounds as the earlier commit does in this time.
     """
     runners = [Runner(contender, setting, None, root) for root in (earlier, ROOT)]
     try:
@@ -109,7 +110,7 @@ def main() -> None:
 
 
 def advance(bar: Progress, total: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that moves a progress bar on and returns its argument."""
+    """Return a function that advances a progress bar and returns its argument."""
     task = bar.add_task("engines", total=total)
 
     def step(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""What does a whole run take by the clock: one seed alone, several at once, and one among 1,000 clients?
+"""Measures the wall-clock time of complete runs: one seed, several seeds at once, and one seed among 1,000 clients.
 
-PeFLL is trained as `pefll train` does it, with an evaluation every 30 rounds and a checkpoint every 1,000. `seconds` go
-from a run's first turn, with the recording of a round, to its last checkpoint on the disk; `seconds_with_tests` have
-engines, data and tests besides. Only compiling is left out, by short runs before. What a run's summary calls
-`train_seconds` leaves out evaluations and what the device waits for. One run and several take turns, `--turns` times,
-and `over_one` is of the same turn. CIFAR-10 is taken from `--data-dir`, or noise of its size where it is not there.
+PeFLL is trained as `pefll train` does it, with an evaluation every 30 rounds and a checkpoint every 1,000. `seconds` is
+the time from a run's first turn, which includes the recording of a round, to its last checkpoint on the disk.
+`seconds_with_tests` also includes engines, data and tests. Compiling is not included, because short runs do it before.
+`train_seconds` of a run's summary does not include evaluations and waiting of the device. One run and several runs take
+turns, `--turns` times. `over_one` is the ratio in the same turn. The data is CIFAR-10 from `--data-dir`, or noise of
+the same size if it is missing.
 
     python -m benchmarks.whole_runs --out build/whole --data-dir data              # on a GPU, some minutes
     python -m benchmarks.whole_runs --out build/whole --device cpu --small         # tries the script anywhere
@@ -95,7 +96,7 @@ def data(options: argparse.Namespace) -> Samples:
 
 
 def whole(samples: Samples, clients: int, seeds: int, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Train, once briefly and once for all rounds, and return what the second took."""
+    """Train twice, briefly and then for all rounds, and return the times of the second training."""
     dealt = [make_federation(samples, partition="by-class 2", clients=clients, seed=seed) for seed in range(seeds)]
 
     def trained(rounds: int) -> list[Run]:
@@ -119,7 +120,7 @@ def whole(samples: Samples, clients: int, seeds: int, precision: str, options: a
         "clients": clients,
         "seeds": seeds,
         "precision": runs[0].summary["precision"],
-        # From a run's first turn to its last checkpoint, of the longest; and with data, engines and tests.
+        # The longest time of a run from its first turn to its last checkpoint; and the time with data, engines, tests.
         "seconds": round(max(run.summary["wall_seconds"] for run in runs), 3),
         "seconds_with_tests": round(seconds, 3),
         "seen": [round(run.summary["accuracy"]["best"]["seen"]["per_sample"], 4) for run in runs],
@@ -129,7 +130,7 @@ def whole(samples: Samples, clients: int, seeds: int, precision: str, options: a
 
 
 def of_seed(dealt: list[Federation]) -> Callable[[int], Federation]:
-    """Return what gives each seed its federation."""
+    """Return a function that returns the federation of a seed."""
     return lambda seed: dealt[seed]
 
 

@@ -1,9 +1,10 @@
-"""Our engines beside a plain loop, `torch.func.vmap` and other simulators: same model, same data, same steps, one run.
+"""Compares our engines with a plain loop, `torch.func.vmap` and other simulators: same model, data and steps, one run.
 
-    make bench                                      everything, on whatever machine this is
-    python -m benchmarks.speed --quick              the same in about three minutes
+    make bench                                      all races that this machine can run
+    python -m benchmarks.speed --quick              a shorter version, in about three minutes
     python -m benchmarks.speed --write-docs         put the tables of results/speed/ into docs/performance.md
 
-The way of a measurement: `plan` says which races there are, `race` runs one with a fresh process for each contender
-(`child`), `record` keeps the rows, `table` and `plot` show them. A contender is one file with one function, `run`.
+A *race* is one comparison; a *contender* is a program that takes part. `plan` lists the races. `race` runs one, with a
+new process for each contender (`child`). `record` stores the rows. `table` and `plot` show them. A contender is one
+file with one function, `run`.
 """

@@ -72,18 +72,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.turns is not None and options.turns < 1:
         parser.error("--turns must be at least 1")
-    # Published figures are written to only where that is asked for.
+    # Published figures change only with --write-docs.
     options.out = options.out or (PUBLISHED if options.write_docs else ROOT / "build" / "speed")
     return options
 
 
 def chosen(races: Sequence[Race], only: str | None, among: str | None) -> list[Race]:
-    """Return the races that were asked for, each with its plain loop, which ratios need.
+    """Return the chosen races; each keeps its plain loop, which ratios need.
 
     Args:
-        races: all of them.
-        only: groups, with commas between them; None for all.
-        among: parts of contenders' names, likewise.
+        races: all races.
+        only: groups, separated by commas; None for all.
+        among: parts of contenders' names, separated by commas; None for all.
     """
     groups = _words(only)
     for group in groups:
@@ -110,7 +110,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def measure(races: Sequence[Race], record: Record, options: argparse.Namespace, console: Console) -> None:
-    """Run the races that the record does not have."""
+    """Run the races that are not in the record."""
 
     def pace(each: Race) -> tuple[int, float]:
         if options.quick:
@@ -135,7 +135,7 @@ def measure(races: Sequence[Race], record: Record, options: argparse.Namespace, 
 
 
 def show(path: Path, content: dict[str, Any], console: Console) -> None:
-    """Write a record's tables and picture, beside it: `path` with .md and .png."""
+    """Write a record's tables and picture next to it: `path` with .md and .png."""
     write_whole(path.with_name(f"{path.name}.md"), table.markdown(content).encode())
     try:
         plot.draw(content["races"], path.with_name(f"{path.name}.png"))
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.write_docs:
             records = load(options.out)
-            for name, content in records:  # races that were stopped have left their record alone
+            for name, content in records:  # after a stopped race there may be a record without tables
                 show(options.out / name, content, console)
             table.write_docs(ROOT / "docs" / "performance.md", records)
             return 0
@@ -164,10 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         name = file_name(machine())
         with sentences_for_disk_errors(str(options.out)):
-            options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+            options.out.mkdir(parents=True, exist_ok=True)  # fails before the races and not after them
         record = Record(options.out / f"{name}.json", fresh=options.fresh)
         measure(races, record, options, console)
-        # In a file or a pipe there is no width to keep to.
+        # A file or a pipe has no width.
         table.draw(record.races, Console(width=None if sys.stdout.isatty() else 120))
         show(options.out / name, {"machine": record.facts, "races": record.races}, console)
     except PefllError as error:

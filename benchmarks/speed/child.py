@@ -1,4 +1,4 @@
-"""One contender in a process of its own: a number of rounds comes in on a line, what they took goes out on one."""
+"""One contender in its own process. It reads a line with a number of rounds, and writes a line with their time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchmarks.speed.setting import Setting, prepare
 
 
 def measured(asked: Iterable[str], out: TextIO, steps_per_round: int) -> Iterator[int]:
-    """Yield the rounds of each turn, and write what it took once the next one is asked for.
+    """Yield the number of rounds of each turn; when the caller asks for the next turn, write the time of the last.
 
     Args:
-        asked: lines with a number of rounds; 0, or their end, is the end of the race.
-        out: where JSON lines go.
-        steps_per_round: client steps in a round.
+        asked: lines with a number of rounds; 0 or the last line ends the race.
+        out: stream for JSON lines.
+        steps_per_round: number of client steps in a round.
     """
     for line in asked:
         rounds = int(line)
@@ -55,8 +55,8 @@ def _wait_for_gpu() -> None:
 
 
 def main() -> int:
-    """Race as the JSON in the first argument says."""
-    # Whatever contenders print must not come between the lines of the pipe.
+    """Run the contender and the setting that the JSON in the first argument names."""
+    # Output that contenders print must not mix with the lines of the pipe.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     what = json.loads(sys.argv[1])

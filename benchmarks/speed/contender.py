@@ -1,8 +1,8 @@
-"""Who races: each contender is a module with a function `run`, and here is what each is called and needs.
+"""The contenders: their names, their modules and the packages they need.
 
-`run(work, turns, **options)` prepares everything, then does as many rounds as each item of `turns` says, and returns
-the weights it ended with, [D] (None where it has no such weights). What happens between two items is a turn and is
-timed; what happens before the first item is preparation.
+The module of a contender has a function `run(work, turns, **options)`. It prepares everything, then does as many rounds
+as each item of `turns` says. It returns the final weights [D], or None if it has none. The time between two items is a
+turn. The time before the first item is preparation and not counted.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ INSTALL = "not installed: pip install 'pefll[bench]'"
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to run rounds.
+    """A program that runs rounds.
 
     Attributes:
-        name: what it is called on the command line and in the record.
-        label: what it is called in tables.
-        module: where its `run` is.
+        name: name on the command line and in the record.
+        label: name in tables.
+        module: module with its function `run`.
         device: cpu or cuda.
         method: fedavg or pefll.
-        options: for `run`.
-        needs: packages that must be there.
+        options: options of `run`.
+        needs: packages that must be installed.
     """
 
     name: str
@@ -45,21 +45,21 @@ class Contender:
 
     @property
     def missing(self) -> bool:
-        """Whether a package that it needs is not installed."""
+        """Whether a needed package is not installed."""
         return any(importlib.util.find_spec(package) is None for package in self.needs)
 
     def run(self, work: Work, turns: Iterable[int]) -> Tensor | None:
-        """Do the rounds of each turn and return the weights at the end, [D]."""
+        """Do the rounds of each turn and return the final weights [D]."""
         module = importlib.import_module(f"benchmarks.speed.{self.module}")
         weights: Tensor | None = module.run(work, turns, **self.options)
         return weights
 
 
 def contenders(cores: int, cuda: bool) -> list[Contender]:
-    """Return everybody who can race on a machine, peers that are not installed included.
+    """Return all contenders of a machine, including other software that is not installed.
 
     Args:
-        cores: how many this process may use.
+        cores: number of cores that this process may use.
         cuda: whether there is a GPU.
     """
     everybody = [one for method in ("fedavg", "pefll") for one in _ours(method, cores, cuda)]
@@ -72,7 +72,7 @@ def contenders(cores: int, cuda: bool) -> list[Contender]:
 
 
 def _ours(method: str, cores: int, cuda: bool) -> list[Contender]:
-    """Return our engines with one method: on one core, on all, vectorised, and on the GPU in each precision."""
+    """Return our engines with one method: serial on one core and on all, vector, and on the GPU in each precision."""
     label = f"ours, {'FedAvg' if method == 'fedavg' else 'PeFLL'}"
 
     def one(name: str, text: str, **options: Any) -> Contender:
@@ -84,14 +84,14 @@ def _ours(method: str, cores: int, cuda: bool) -> list[Contender]:
         found.append(one("serial-all", f"serial, {cores} processes", engine="serial", processes=cores))
     found.append(one("vector-cpu", "vector on the CPU", engine="vector"))
     for precision in PRECISIONS if cuda else ():
-        if precision != "float64":  # a reference for tests, which no run uses
+        if precision != "float64":  # float64 is only for tests
             text = f"vector, {precision}"
             found.append(one(f"vector-{precision}", text, engine="vector", device="cuda", precision=precision))
     return found
 
 
 def _others(device: str, actors: int) -> list[Contender]:
-    """Return `vmap` and the peers on a device."""
+    """Return `vmap` and other simulators on a device."""
     where = ", GPU" if device == "cuda" else ""
     options = {"device": device}
     text = f"Flower simulation, {actors} actors{where}"

@@ -1,4 +1,4 @@
-"""Our engines, through the same door as `pefll train`."""
+"""Our engines, opened in the same way as by `pefll train`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pefll.runs.config import Config
 
 
 def settings(method: str, setting: Setting) -> dict[str, float]:
-    """Return a method's hyper-parameters: the same local SGD for both."""
+    """Return a method's hyper-parameters; both methods have the same local SGD."""
     chosen: dict[str, float] = {
         "local_steps": setting.steps,
         "batch_size": setting.batch,
@@ -22,7 +22,7 @@ def settings(method: str, setting: Setting) -> dict[str, float]:
     }
     if method == "fedavg":
         return chosen | {"client_lr": LEARNING_RATE, "weight_decay": DECAY}
-    # The learning rate is PeFLL's own: it changes no cost, and random labels must not make it diverge.
+    # PeFLL keeps its own learning rate: it does not change the time, and with random labels another might diverge.
     return chosen | {"lambda_theta": DECAY / 2, "descriptor_size": setting.descriptor}
 
 

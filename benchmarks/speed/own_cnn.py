@@ -1,4 +1,4 @@
-"""A small convolutional network as a user would bring it: strides instead of pooling, group normalisation, SiLU."""
+"""A small convolutional network that a user might write: strides instead of pooling, group normalisation, SiLU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return the network for pictures (channels, height, width)."""
+    """Return the network for images (channels, height, width)."""
     return nn.Sequential(
         nn.Conv2d(input_shape[0], 16, 3, stride=2, padding=1),
         nn.GroupNorm(4, 16),

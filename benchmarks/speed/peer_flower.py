@@ -1,6 +1,6 @@
-"""FedAvg on Flower's simulation (Ray), with its own FedAvg strategy; clients train with the plain loop.
+"""FedAvg on Flower's simulation (Ray), with Flower's FedAvg strategy; clients train with the plain loop.
 
-An actor per core with one core each, no evaluation, no log. Every actor reads the data once and keeps it.
+Each core has one actor. There is no evaluation and no log. Every actor reads the data once and keeps it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.speed.setting import DATA_VARIABLE, Setting, Work, prepare
 
 @lru_cache(maxsize=1)
 def at_hand(setting: Setting, device: str) -> tuple[Work, nn.Module, Tensor, Tensor]:
-    """Return what an actor needs for every client, made when it trains its first."""
+    """Return the objects that an actor needs for every client; they are made for its first client."""
     torch.set_num_threads(1)
     folder = os.environ.get(DATA_VARIABLE)
     work = prepare(setting, Path(folder) if folder else None)
@@ -30,7 +30,7 @@ def at_hand(setting: Setting, device: str) -> tuple[Work, nn.Module, Tensor, Ten
 
 def run(work: Work, turns: Iterable[int], device: str = "cpu", actors: int = 1) -> Tensor:
     """Run rounds; each turn is one call of the strategy."""
-    # Read when flwr is imported.
+    # Flower reads these settings when it is imported.
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict

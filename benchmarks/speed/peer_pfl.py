@@ -1,8 +1,8 @@
-"""FedAvg on Apple's pfl-research: its simulated backend and its PyTorch model, one process, as in its own benchmarks.
+"""FedAvg on Apple's pfl-research: its simulated backend and PyTorch model in one process, as in its own benchmarks.
 
-No evaluation, no metrics on the terminal, one thread (its best per CPU-second), samples prepared once and on the device
-that trains, which is the fastest its data sets can be. A user takes its samples in order, in as many epochs as make the
-steps: pfl's own count of steps ends with the first epoch.
+There is no evaluation and no output of metrics. It has one thread, with which it is fastest per CPU-second. Samples are
+prepared once, on the device that trains, which is the fastest choice for its data sets. A user takes its samples in
+order. We set the number of epochs so that they make k steps, because pfl's own step limit ends with the first epoch.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class WithLoss(nn.Module):
         return F.cross_entropy(self(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """Return the loss; asked in the first round only, which is never timed."""
+        """Return the loss; pfl calls this only in the first round, which is never timed."""
         from pfl.metrics import Weighted
 
         return {"loss": Weighted(float(self.loss(x, y).detach()) * len(y), len(y))}
 
 
 def run(work: Work, turns: Iterable[int], device: str = "cpu") -> Tensor:
-    """Run rounds; pfl asks a callback after each whether to go on, and there a turn ends."""
+    """Run rounds; after each round pfl asks a callback whether to continue, and there a turn can end."""
     os.environ["PFL_PYTORCH_DEVICE"] = device
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -81,14 +81,14 @@ def run(work: Work, turns: Iterable[int], device: str = "cpu") -> Tensor:
     )
 
     class Turns(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
-        """Goes on while there are turns."""
+        """Continues while there are turns."""
 
         def __init__(self, rounds: Iterator[int]) -> None:
             self.rounds = rounds
             self.left = next(rounds, 0)
 
         def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
-            """Count the round; at the end of a turn wait for the next one."""
+            """Count the round; at the end of a turn, wait for the next turn."""
             del aggregate_metrics, model, central_iteration
             self.left -= 1
             if self.left == 0:

@@ -1,4 +1,4 @@
-"""FedAvg as one writes it in an afternoon: a module, an optimiser, one client after another."""
+"""FedAvg as a plain PyTorch loop: a module, an optimiser, one client after another."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train(module: nn.Module, x: Tensor, y: Tensor, batches: Tensor) -> None:
 
 
 def run(work: Work, turns: Iterable[int], device: str = "cpu") -> Tensor:
-    """Run rounds, with one thread: a step is too small to share, and cores are for more clients."""
+    """Run rounds with one thread, because a step is too small for several threads."""
     torch.set_num_threads(1)
     module = usual(work.module()).to(device)
     x, y = work.inputs(device)

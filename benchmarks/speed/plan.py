@@ -1,4 +1,4 @@
-"""Which races there are on a machine."""
+"""The races of a machine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def lstm(cohort: int) -> Setting:
 
 @dataclass(frozen=True)
 class Race:
-    """A setting and who meets in it.
+    """A setting and its contenders.
 
     Attributes:
         group: main, cohort, clients, steps, batch or models.
-        setting: what all of them do.
-        contenders: who races.
+        setting: setting of all contenders.
+        contenders: programs that take part.
     """
 
     group: str
@@ -50,10 +50,10 @@ def plan(everybody: Sequence[Contender], cores: int, cuda: bool, quick: bool) ->
     """Return the races of a machine, in the order in which they are run.
 
     Args:
-        everybody: who can race here.
-        cores: how many this process may use.
-        cuda: whether there is a GPU; with one, growth is measured on it alone.
-        quick: fewer points and shorter rounds.
+        everybody: all contenders of this machine.
+        cores: number of cores that this process may use.
+        cuda: whether there is a GPU; with a GPU, growth is measured only on the GPU.
+        quick: whether to use fewer points and shorter rounds.
     """
     races = []
 
@@ -61,16 +61,16 @@ def plan(everybody: Sequence[Contender], cores: int, cuda: bool, quick: bool) ->
         chosen = tuple(one for one in everybody if not names or any(one.name.startswith(name) for name in names))
         races.append(Race(group, setting, chosen))
 
-    # The paper's 5 clients on a GPU; on a CPU as many for each core, so that none waits for another's last client.
+    # A GPU has the paper's 5 clients per round. On a CPU each core has the same number of clients, so that none waits.
     lenet = Setting(steps=10 if quick else 50, cohort=5 if cuda else cores * -(-4 // cores))
-    # On a CPU a step takes some ten milliseconds: few of them a round, so that a round of 200 clients ends.
+    # On a CPU a step takes about ten milliseconds. So a round has few steps, or 200 clients would take too long.
     short = lenet if cuda else Setting(steps=2)
     few: tuple[str, ...] = ("fedavg-serial-1", "fedavg-vector-cpu", "plain-cpu")
     if cuda:
         ours = (one.name for one in everybody if one.device == "cuda" and one.name.startswith("fedavg-vector"))
         few = (*ours, "plain-cuda", "vmap-cuda")
     more = (*few, "fedavg-serial-all", "vmap-cpu") if not cuda else few
-    # Many settings of one kind would take a quick look most of its time.
+    # With --quick, many settings of one group would take most of the time.
     add(
         "main",
         lenet,
@@ -85,7 +85,7 @@ def plan(everybody: Sequence[Contender], cores: int, cuda: bool, quick: bool) ->
         add("models", texts, *few)
     add("models", replace(short, model=OWN_CNN), *(few if quick else more))
     for c in (1, 20) if quick else (1, 5, 20, 50, 100, 200):
-        # The plain loop on a GPU does not grow with c, and takes half a minute for a round of 200 clients.
+        # On a GPU the plain loop is as fast with any c, and takes half a minute for a round of 200 clients.
         names = [name for name in few if name != "plain-cuda" or c <= 20]
         add("cohort", replace(short, clients=200, cohort=c, steps=lenet.steps if cuda else 1), *names)
     for k in () if quick else (1, 10, 50, 200):

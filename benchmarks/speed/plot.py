@@ -1,4 +1,4 @@
-"""The record as a picture: who is how fast, and what growth does."""
+"""Draws a record: the speed of each contender, and how it grows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OURS, PLAIN, PEER = LINES[0], "#8a8a8a", LINES[1]
 
 
 def draw(races: Sequence[dict[str, Any]], out: Path) -> None:
-    """Draw bars for races of everybody and for other models, and a line per contender for each kind of growth.
+    """Draw bars for the main races and for other models, and a line per contender for each type of growth.
 
     Args:
-        races: of a record.
-        out: the file to write.
+        races: races of a record.
+        out: path of the picture.
     """
     main = [entry for group in ("main", "models") for entry in races if entry["group"] == group]
     grown = {group: entries for group in AXES if len(entries := [e for e in races if e["group"] == group]) > 1}
@@ -34,7 +34,7 @@ def draw(races: Sequence[dict[str, Any]], out: Path) -> None:
         for entry, band in zip(main, bands, strict=False):
             rates = {"steps_per_second": "Client steps per second", "steps_per_cpu_second": "Per CPU-second"}
             if not all(known(row, rate) for rate in rates for row in entry["rows"] if "error" not in row):
-                del rates["steps_per_cpu_second"]  # a GPU does the work, and hardly any CPU time is used
+                del rates["steps_per_cpu_second"]  # the GPU does the work, and CPU time is too short to measure
             panels = band.subplots(1, len(rates), sharey=True, squeeze=False)[0]
             band.suptitle(describe(entry["setting"]), fontsize=9, x=0.01, ha="left")
             for axes, (rate, title) in zip(panels, rates.items(), strict=True):
@@ -54,7 +54,7 @@ def _bars(axes: Axes, entry: dict[str, Any], name: str, title: str) -> None:
         axes.plot([rate["least"], rate["most"]], [place, place], color="#333333", linewidth=1)
         axes.annotate(f" {number(rate['median'])}", (rate["most"], place), va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
-    axes.locator_params(axis="x", nbins=5)  # more would touch each other where steps are many
+    axes.locator_params(axis="x", nbins=5)  # more labels would overlap if numbers are large
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(title)
     axes.margins(x=0.18)
@@ -64,7 +64,7 @@ def _bars(axes: Axes, entry: dict[str, Any], name: str, title: str) -> None:
 
 def _lines(axes: Axes, group: str, entries: Sequence[dict[str, Any]]) -> None:
     rows = [(entry["setting"][group], row) for entry in entries for row in entry["rows"] if "error" not in row]
-    # Points are races of their own: ratios compare, where the plain loop was in all of them.
+    # Each point is a separate race, so only ratios can be compared, if the plain loop took part in all races.
     relative = all("plain" in row["over"] for _, row in rows)
     points: dict[str, dict[int, float]] = {}
     for value, row in rows:

@@ -1,4 +1,4 @@
-"""What a process and everything it started have used, from Linux's /proc; elsewhere what the process itself knows."""
+"""Processor time and memory of a process and its descendants, from Linux's /proc; on other systems of itself only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of a process after its name (which may hold spaces), from its state on; None once it ended."""
+    """Return the fields of /proc/PID/stat after the name, which may contain spaces; None if the process has ended."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -22,7 +22,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def tree(pid: int) -> list[int]:
-    """Return a process and all its living descendants."""
+    """Return a process and all its running descendants."""
     if not HAS_PROC:
         return [pid]
     children: dict[int, list[int]] = {}
@@ -37,16 +37,16 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and of all it started, those that ended and were waited for included."""
+    """Return the processor time of a process and of all processes it started, also of those that have ended."""
     if not HAS_PROC:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return time.process_time() + ended.ru_utime + ended.ru_stime
-    # Fields 14 to 17: its own user and system time, and that of its ended children.
+    # Fields 14 to 17 are user and system time of the process, and of its children that have ended.
     return sum(sum(map(int, fields[11:15])) for each in tree(pid) if (fields := _stat(each))) / _TICK
 
 
 def memory_bytes(pid: int) -> int:
-    """Return the memory that a process and its descendants hold now; pages they share count once. 0 if unknown."""
+    """Return the current memory of a process and its descendants, with shared pages counted once; 0 if unknown."""
     total = 0
     for each in tree(pid) if HAS_PROC else ():
         try:
@@ -58,6 +58,6 @@ def memory_bytes(pid: int) -> int:
 
 
 def own_peak_bytes() -> int:
-    """Return the most memory that this process alone has held."""
+    """Return the peak memory of this process, without its descendants."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,4 +1,4 @@
-"""One race: all contenders there at once, each in a process of its own, taking turns so that noise meets all alike."""
+"""Runs one race: all contenders are processes that take turns, so that other work on the machine slows all of them."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from benchmarks.speed.processes import memory_bytes
 from benchmarks.speed.setting import DATA_VARIABLE, Setting
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE_SECONDS = 0.05  # so often memory is looked at, in the turn that is not timed
+SAMPLE_SECONDS = 0.05  # time between measurements of memory, in the turn that is not timed
 MOST_ROUNDS = 2_000
 RATES = {"steps_per_second": "seconds", "steps_per_cpu_second": "cpu_seconds"}
 REFERENCES = ("plain", "pfl")
-MOST_WAIT = 600.0  # seconds for one turn, before a contender is given up
+MOST_WAIT = 600.0  # time limit of one turn in seconds
 
 Turn = dict[str, float]
 Row = dict[str, Any]
 
 
 class Failed(Exception):
-    """A contender that ended before its race; the text says why."""
+    """A contender ended before its race did; the text says why."""
 
 
 class Runner:
     """A contender's process.
 
     Args:
-        contender: who.
-        setting: what it does.
-        data_dir: where CIFAR-10 may lie.
-        root: the checkout whose code it runs.
+        contender: the contender.
+        setting: setting of the race.
+        data_dir: folder that may contain CIFAR-10.
+        root: folder of the checkout whose code it runs.
     """
 
     def __init__(self, contender: Contender, setting: Setting, data_dir: Path | None, root: Path = ROOT) -> None:
@@ -51,7 +51,7 @@ class Runner:
             "setting": setting.plain(),
             "data_dir": str(data_dir) if data_dir else None,
         }
-        # One thread, before any library reads it; those that may use more say so themselves.
+        # One thread, set before any library reads it; contenders that may use more set it themselves.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         paths = [str(root), str(root / "src"), os.environ.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -77,12 +77,12 @@ class Runner:
         return self._process.stdout
 
     def turn(self, rounds: int) -> Turn:
-        """Let the contender do some rounds and return what they took; with 0 it ends, and this is its last word."""
+        """Make the contender do some rounds, and return its answer; with 0 rounds it answers and ends."""
         self.ask(rounds)
         return self.answer()
 
     def ask(self, rounds: int) -> None:
-        """Let the contender do some rounds."""
+        """Tell the contender to do some rounds."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{rounds}\n")
@@ -91,10 +91,10 @@ class Runner:
             raise self._failed() from error
 
     def answer(self, meanwhile: Callable[[], None] | None = None) -> Turn:
-        """Wait for the rounds that were asked for and return what they took.
+        """Wait for the rounds, and return the contender's answer.
 
         Args:
-            meanwhile: done again and again while waiting, which may cost the contender a little of its time.
+            meanwhile: function that is called repeatedly while waiting; it may slow the contender a little.
         """
         waited, pause = 0.0, 1.0 if meanwhile is None else SAMPLE_SECONDS
         while not self._selector.select(pause):
@@ -110,15 +110,15 @@ class Runner:
         return answer
 
     def look_at_memory(self) -> None:
-        """Note how much the process and those that it started hold, if it is the most so far."""
+        """Measure the memory of the process and its descendants, and keep the maximum."""
         self.peak_bytes = max(self.peak_bytes, memory_bytes(self._process.pid))
 
     def close(self) -> None:
-        """End the process, if it has not ended."""
+        """End the process, if it still runs."""
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # it ended before it read what it was asked
+                with suppress(BrokenPipeError):  # the process may end before it reads the line
                     pipe.close()
         self._wait()
         self._log.close()
@@ -148,12 +148,12 @@ def race(
     """Return a row for every contender.
 
     Args:
-        setting: what all of them do.
-        contenders: who races.
-        turns: how many timed turns each gets.
-        turn_seconds: a turn is as many rounds as fit into this, and at least one.
-        data_dir: where CIFAR-10 may lie.
-        tick: is told who is about to take a turn; 4 + turns times for each contender.
+        setting: setting of all contenders.
+        contenders: programs that take part.
+        turns: number of timed turns of each contender.
+        turn_seconds: time of a turn; it has as many rounds as fit, and at least one.
+        data_dir: folder that may contain CIFAR-10.
+        tick: function that gets the name of the next contender; called 4 + turns times for each contender.
     """
     rows: dict[str, Row] = {}
     runners: dict[str, Runner] = {}
@@ -162,7 +162,7 @@ def race(
 
     def attempt(contender: Contender, what: Callable[[], None]) -> None:
         tick(contender.name)
-        if contender.name in rows:  # missing, or failed before
+        if contender.name in rows:  # it is not installed, or has failed before
             return
         try:
             what()
@@ -170,7 +170,7 @@ def race(
             rows[contender.name] = row_of(contender, setting) | {"error": str(failure)}
 
     def appear(contender: Contender) -> None:
-        # Nobody is waited for yet: they load their libraries and data, and compile, at the same time.
+        # No waiting yet: all contenders load libraries and data, and compile, at the same time.
         runners[contender.name] = Runner(contender, setting, data_dir)
         runners[contender.name].ask(1)
 
@@ -207,7 +207,7 @@ def race(
             for contender in contenders:
                 attempt(contender, lambda phase=phase, contender=contender: phase(contender))  # type: ignore[misc]
         for turn in range(turns):
-            # Everybody is first once: what the one before left in caches and clocks must not always meet the same.
+            # The order changes with each turn: caches and clock rates depend on the contender before.
             first = turn % max(1, len(contenders))
             for contender in [*contenders[first:], *contenders[:first]]:
                 attempt(contender, lambda contender=contender: take_turn(contender))  # type: ignore[misc]
@@ -220,7 +220,7 @@ def race(
 
 
 def row_of(contender: Contender, setting: Setting) -> Row:
-    """Return the part of a row that is known before the race."""
+    """Return the fields of a row that are known before the race."""
     return {
         "contender": contender.name,
         "label": contender.label,
@@ -231,9 +231,10 @@ def row_of(contender: Contender, setting: Setting) -> Row:
 
 
 def summarised(rows: Sequence[Row]) -> list[Row]:
-    """Add rates, and their ratios to the plain loop and to pfl on the same device, turn by turn.
+    """Add rates, and their ratios to the plain loop and to pfl on the same device.
 
-    A ratio is the median over turns of the two rates in the same turn: what slows the machine for a while slows both.
+    A ratio is computed from the two rates of the same turn, because other work on the machine slows both. The row has
+    the median over turns.
     """
     found = {row["contender"]: row for row in rows if "turns" in row}
     done = []
@@ -251,7 +252,7 @@ def summarised(rows: Sequence[Row]) -> list[Row]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median of some values, the least and the most."""
+    """Return the median, the minimum and the maximum of some values."""
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
@@ -260,5 +261,5 @@ def _ratios(row: Row, reference: Row, seconds: str) -> list[float]:
 
 
 def _rates(row: Row, seconds: str) -> list[float]:
-    # A hundredth of a second is as fine as /proc counts.
+    # /proc counts in hundredths of a second.
     return [turn["steps"] / max(turn[seconds], 0.01 if seconds == "cpu_seconds" else 1e-9) for turn in row["turns"]]

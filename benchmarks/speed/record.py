@@ -1,4 +1,4 @@
-"""What was measured, where, and with which code: a JSON file per machine, that a later run goes on with."""
+"""The record of a machine: a JSON file with the measured races and their code. A later call adds missing races."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PEERS = ("pfl", "flwr", "ray")
 
 
 def machine() -> dict[str, Any]:
-    """Return what figures depend on beside the code."""
+    """Return the facts of this machine that affect the figures."""
     return {
         "cpu": processor(),
         "cores": cores(),
@@ -42,9 +42,9 @@ def file_name(facts: dict[str, Any]) -> str:
 
 
 def code() -> str:
-    """Return a hash of the code that is measured and of the code that measures.
+    """Return a hash of the measured code and of the benchmark's code.
 
-    Unlike the commit it tells two uncommitted states apart, and a change of the documentation makes nothing stale.
+    Unlike the commit, it differs between two uncommitted states, and does not change with the documentation.
     """
     digest = hashlib.sha256()
     for folder in (ROOT / "src" / "pefll", ROOT / "benchmarks" / "speed"):
@@ -57,10 +57,10 @@ class Record:
     """The rows of one machine.
 
     Args:
-        path: of the JSON file.
-        fresh: forget what is there.
-        facts: about the machine; those of this one by default.
-        source: the code's hash; that of the code here by default.
+        path: path of the JSON file.
+        fresh: whether to ignore existing races.
+        facts: facts about the machine; by default those of this machine.
+        source: hash of the code; by default that of the current code.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Record:
         self.races: list[dict[str, Any]] = found.get("races", []) if same_machine else []
 
     def has(self, race: Race, turns: int, turn_seconds: float) -> bool:
-        """Whether every contender of a race was measured, in one run, as it would be now.
+        """Return whether one run has measured every contender of a race with the current code and settings.
 
-        A peer that was missing and still is counts as measured; one that was installed since does not.
+        Software that was not installed and still is not counts as measured.
         """
         key = self._key(race, turns, turn_seconds)
         for entry in self.races:
@@ -90,13 +90,13 @@ class Record:
         return False
 
     def add(self, race: Race, turns: int, turn_seconds: float, rows: Sequence[Row]) -> None:
-        """Keep a race, in the place of an older one with the same setting, and write the file."""
+        """Add a race, which replaces an older one with the same setting, and write the file."""
         setting = race.setting.plain()
         names = {one.name for one in race.contenders}
         kept = []
         for entry in self.races:
             same = entry["group"] == race.group and entry["setting"] == setting
-            # A race among fewer contenders does not push out one among more; both can be shown.
+            # A race with fewer contenders does not replace one with more; both can be shown.
             if not (same and {row["contender"] for row in entry["rows"]} <= names):
                 kept.append(entry)
         about = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "peers": versions()}
@@ -121,7 +121,7 @@ def _settled(row: Row | None, missing: bool) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the peers that are installed."""
+    """Return the versions of the other simulators that are installed."""
     found = {}
     for name in PEERS:
         try:
@@ -132,6 +132,6 @@ def versions() -> dict[str, str]:
 
 
 def load(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the records in a folder, (name, content), those with a GPU first."""
+    """Return the records in a folder as (name, content); records with a GPU come first."""
     found = [(path.stem, read_json(path)) for path in sorted(folder.glob("*.json"))]
     return sorted(found, key=lambda record: record[1]["machine"]["gpu"] is None)

@@ -1,4 +1,4 @@
-"""What all contenders of a race do: the model, who has which samples, which clients and batches a round takes."""
+"""The setting of a race: the model, the clients' samples, and the clients and batches of each round."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ CLASSES = 10
 CHARACTERS = 80  # of texts, as in LEAF's Shakespeare
 # Where CIFAR-10 may lie, for processes that a contender's own process starts.
 DATA_VARIABLE = "PEFLL_SPEED_DATA"
-# Pictures are dealt out of a pool of this many: how many different ones there are does not change the work.
+# Clients' images are drawn from a pool of this size; the number of different images does not change the work.
 POOL = 10_000
 PICTURE_STATISTICS = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
-# Local SGD of every contender, FedAvg's defaults.
+# Local SGD of every contender: FedAvg's defaults.
 LEARNING_RATE, MOMENTUM, DECAY, CLIP = 1e-2, 0.9, 5e-5, 50.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The numbers behind a race.
+    """The numbers of a race.
 
     Attributes:
-        model: what clients run.
-        clients: n.
-        cohort: c, clients in a round.
+        model: name of the clients' model.
+        clients: n, number of all clients.
+        cohort: c, number of clients in a round.
         steps: k, local steps of a client in a round.
         batch: samples in a step.
         samples: training samples of a client.
@@ -63,23 +63,23 @@ class Setting:
         return self.cohort * self.steps
 
     def plain(self) -> dict[str, Any]:
-        """Return the numbers as JSON has them."""
+        """Return the setting as a JSON object."""
         return dataclasses.asdict(self) | {"shape": list(self.shape)}
 
     @classmethod
     def from_plain(cls, numbers: dict[str, Any]) -> Setting:
-        """Return the setting that `plain` made numbers of."""
+        """Return the setting from the output of `plain`."""
         return cls(**(numbers | {"shape": tuple(numbers["shape"])}))
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A setting with its data: what a contender is given.
+    """A setting with its data: the input of a contender.
 
     Attributes:
         setting: the numbers.
-        federation: who has which samples, all of them for training.
-        seed: of the first weights, the cohorts and the batches.
+        federation: the clients and their samples, which are all for training.
+        seed: seed of the initial weights, the cohorts and the batches.
     """
 
     setting: Setting
@@ -88,30 +88,30 @@ class Work:
 
     @cached_property
     def problem(self) -> Problem:
-        """What there is to learn."""
+        """The learning problem."""
         allow(self.setting.model)
         problem, _ = describe_problem(self.federation, self.setting.model)
         return problem
 
     def theta(self) -> Tensor:
-        """Return the weights that FedAvg starts from, [D]; those that our own engine draws."""
+        """Return the initial weights of FedAvg [D], which are the same as in our engines."""
         return self.problem.model.init(self.seed, "model")
 
     def module(self) -> nn.Module:
-        """Return the client's model as a user would have written it, with the first weights."""
+        """Return the client's model as an ordinary module, with the initial weights."""
         return self.problem.model.with_parameters(self.theta())
 
     def flat(self, module: nn.Module) -> Tensor:
-        """Return a model's weights, [D]."""
+        """Return a model's weights as one vector [D]."""
         return self.problem.model.flatten([value.detach().cpu() for value in module.parameters()])
 
     def cohort(self, round_: int) -> list[int]:
-        """Return the clients of a round; those that our own engines take."""
+        """Return the clients of a round, which are the same as in our engines."""
         drawn: list[int] = sample_cohort(self.federation, self.seed, torch.tensor(round_), self.setting.cohort).tolist()
         return drawn
 
     def batches(self, round_: int, client: int) -> Tensor:
-        """Return the samples of a client's steps, int64 [k, b]; those that our own FedAvg takes."""
+        """Return the samples of a client's steps, int64 [k, b], which are the same as in our FedAvg."""
         key = randomness.key(self.seed, "train", torch.tensor(round_), torch.tensor(client))
         keys = randomness.spread(key, self.setting.steps)
         count = self.federation.count[TRAIN, client]
@@ -119,13 +119,13 @@ class Work:
         return self.federation.rows[self.federation.offset[TRAIN, client] + chosen]
 
     def in_order(self, client: int) -> Tensor:
-        """Return the samples of a client's steps when it takes them one after another, int64 [k, b]."""
+        """Return the samples of a client's steps if it takes its samples in order, int64 [k, b]."""
         rows = self.federation.indices(client)
         places = torch.arange(self.setting.steps * self.setting.batch) % len(rows)
         return rows[places].reshape(self.setting.steps, self.setting.batch)
 
     def inputs(self, device: str = "cpu") -> tuple[Tensor, Tensor]:
-        """Return all samples as the model takes them and their labels: prepared once, as others' examples do."""
+        """Return all samples as inputs of the model, and their labels; other simulators also prepare samples once."""
         x = self.federation.prepare(self.federation.x, torch.float32)
         return x.to(device), self.federation.y.to(device)
 
@@ -135,7 +135,7 @@ def prepare(setting: Setting, data_dir: Path | None = None) -> Work:
 
     Args:
         setting: the numbers.
-        data_dir: where CIFAR-10 may lie; where it does not, pictures are made up in its shape.
+        data_dir: folder that may contain CIFAR-10; without it, random images of the same shape are used.
     """
     if len(setting.shape) == 3:
         samples, rows = _pictures(setting, data_dir)
@@ -170,7 +170,7 @@ def _texts(setting: Setting) -> Samples:
 
 
 def _features(setting: Setting) -> Samples:
-    # Filled in place, so that a million clients need no second array of that size.
+    # Filled in place, so that a million clients need no second array of this size.
     random = np.random.default_rng(0)
     x = np.empty((setting.clients * setting.samples, math.prod(setting.shape)), dtype=np.float32)
     random.standard_normal(dtype=np.float32, out=x)

@@ -1,4 +1,4 @@
-"""The record as tables: in the terminal, in Markdown, and in docs/performance.md."""
+"""Makes tables from a record: in the terminal, in Markdown, and in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.speed.race import RATES, REFERENCES, Row
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
 
-# What grows in a group, and the letter for it.
+# The number that grows in a group of races, and its letter.
 AXES = {"cohort": "c", "steps": "k", "batch": "batch", "clients": "n"}
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 METHOD = (
-    "Client steps per second and per CPU-second: median of the turns, ± half of what lies between the least and the "
-    "most. × plain and × pfl are ratios to the plain loop and to pfl-research on the same device, turn by turn in the "
-    "same run; on a busy machine only these mean something. Hardly any CPU time is less than 0.2 s a turn."
+    "Client steps per second and per CPU-second are medians over the turns, ± half of the range. × plain and × "
+    "pfl are medians of ratios to the plain loop and to pfl-research, on the same device in the same turn. On a "
+    'busy machine, only these ratios are reliable. "Hardly any" means less than 0.2 s of CPU time per turn.'
 )
 
 
@@ -32,10 +32,10 @@ class Sheet:
     """A table before it is drawn.
 
     Attributes:
-        title: one line.
-        source: the commits whose code was measured, and versions of peers that raced.
-        header: of the columns.
-        rows: as many cells each; the first is a name, the others are numbers.
+        title: title in one line.
+        source: commits of the measured code, and versions of other simulators that took part.
+        header: titles of the columns.
+        rows: cells of each row; the first is a name, the others are numbers.
     """
 
     title: str
@@ -94,7 +94,7 @@ def _source(entries: Sequence[dict[str, Any]]) -> str:
         f"{name} {version}"
         for entry in entries
         for name, version in entry["peers"].items()
-        # Who is installed need not have raced.
+        # Installed software did not necessarily take part.
         if any(
             row["contender"].startswith({"flwr": "flower", "ray": "flower"}.get(name, name)) for row in entry["rows"]
         )
@@ -118,7 +118,7 @@ def _growth(group: str, family: Sequence[dict[str, Any]]) -> Sheet:
             if row is None or "error" in row:
                 cells.append("" if row is None else row["error"])
             else:
-                # Points are races of their own, so that only ratios can be compared along a line.
+                # Each column is a separate race, so only ratios can be compared between columns.
                 ratio = _ratio(row, "plain", "steps_per_second")
                 rate = number(row["steps_per_second"]["median"])
                 cells.append(f"{ratio}× ({rate})" if ratio else f"({rate})")
@@ -128,12 +128,12 @@ def _growth(group: str, family: Sequence[dict[str, Any]]) -> Sheet:
 
 
 def number(value: float) -> str:
-    """Return a rate with as many digits as mean something."""
+    """Return a rate with its significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def known(row: Row, rate: str) -> bool:
-    """Whether turns used enough CPU time to be told by its clock, which ticks a hundred times a second."""
+    """Return whether turns used enough CPU time for its clock, which ticks a hundred times a second."""
     return rate != "steps_per_cpu_second" or min(turn["cpu_seconds"] for turn in row["turns"]) >= 0.2
 
 
@@ -187,12 +187,12 @@ def draw(races: Sequence[dict[str, Any]], console: Console) -> None:
         for place, name in enumerate(sheet.header):
             table.add_column(name, justify="right" if place else "left", no_wrap=place > 0)
         for row in sheet.rows:
-            table.add_row(*map(Text, row))  # not as markup, to which [bench] would be a style
+            table.add_row(*map(Text, row))  # as plain text: in markup, [bench] would be a style
         console.print(table)
 
 
 def write_docs(document: Path, records: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Put the tables of all machines between the two marks of a document.
+    """Write the tables of all machines between the lines BEGIN and END of a document.
 
     Args:
         document: a Markdown file with the lines BEGIN and END.

@@ -1,4 +1,4 @@
-"""FedAvg with `torch.func.vmap` over the clients of a round, as PyTorch's tutorials on ensembles have it; no graphs."""
+"""FedAvg with `torch.func.vmap` over the clients of a round, as in PyTorch's tutorials on ensembles; without graphs."""
 
 from __future__ import annotations
 

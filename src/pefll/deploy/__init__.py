@@ -1,1 +1,1 @@
-"""Real clients on other machines: a folder per federation, certificates and keys, and Flower's processes."""
+"""Federations of real clients on other machines: their folders, certificates, keys and Flower processes."""

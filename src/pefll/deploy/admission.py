@@ -1,7 +1,7 @@
 """Admits the clients that have a key in the federation's folder, and nobody else.
 
-`keys/NAME.pub` is the only list of clients. Flower's database is updated at the start and whenever the folder changes:
-keys that are not in the folder are unregistered, and new keys are registered under the names of their files.
+The files `keys/NAME.pub` are the only list of clients. The server updates Flower's database at its start and whenever
+this folder changes. It unregisters keys that are not in the folder. It registers new keys under their files' names.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sqlalchemy import update
 from pefll.core.errors import PefllError
 from pefll.deploy.certificates import public_key_as_pem
 
-_SCAN_SECONDS = 1.0  # thousands of files take too long to check for each request
+_SCAN_SECONDS = 1.0  # to check thousands of files for each request would take too long
 
 
 class Change(NamedTuple):
-    """What `update` changed in Flower's database: names of newly registered clients, and of removed keys."""
+    """Changes that `update` made in Flower's database: names of newly registered clients, and names of removed ones."""
 
     new: list[str]
     removed: list[str]
 
 
 class _Stamp(NamedTuple):
-    """State of a folder of keys: the time of its last change, and the name and state of each key file."""
+    """State of a folder of keys: the time of the folder's last change, and each key file's name and state."""
 
     folder: int
     files: tuple[tuple[str | int, ...], ...]
@@ -46,7 +46,7 @@ def _modified(folder: Path) -> int:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Return values that change when a file is written or replaced; () if the file is missing."""
+    """Return numbers that change when a file is written or replaced; () if the file is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -55,12 +55,12 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 class Admission:
-    """The keys of a federation; `update` makes Flower's database agree with them.
+    """The keys of a federation; `update` makes Flower's database agree with the folder of keys.
 
     Args:
-        folder: has NAME.pub for each client.
+        folder: folder with NAME.pub for each client.
         state: Flower's database of nodes.
-        report: gets a sentence for each key that is refused or removed.
+        report: function that gets a sentence for each refused or removed key.
     """
 
     def __init__(self, folder: Path, state: Any, report: Callable[[str], None]) -> None:
@@ -71,9 +71,10 @@ class Admission:
         self._names: dict[bytes, str] = {}
 
     def has_changed(self) -> bool:
-        """Return whether keys were added, removed or replaced since the last `update`; cheap enough for every request.
+        """Return whether keys were added, removed or replaced since the last `update`.
 
-        A file that is overwritten in place does not change the folder's time. It is noticed within a second.
+        The check is fast enough for every request. A file that is overwritten in place does not change the folder's
+        time; such a change is noticed within a second.
         """
         now, seen = time.monotonic(), self._seen
         if seen is None or seen.folder != _modified(self._folder):
@@ -91,7 +92,7 @@ class Admission:
         return len(self._names)
 
     def name_of(self, public_key: bytes) -> str | None:
-        """Return the name of the client with a public key, as PEM; None for an unknown key."""
+        """Return the name of the client that has this public key (PEM); None for an unknown key."""
         return self._names.get(public_key)
 
     def update(self) -> Change:
@@ -101,7 +102,7 @@ class Admission:
             self._names = self._read()
             removed = self._unregister_others()
             new = [name for key, name in self._names.items() if self._register(key, name)]
-            self._seen = stamp  # last: if the database fails, the next request tries again
+            self._seen = stamp  # comes last, so that the next request tries again if the database fails
         for name in removed:
             self._report(f"a key registered as {name!r} is not in {self._folder}: it is removed")
         return Change(new, removed)
@@ -111,13 +112,13 @@ class Admission:
         return _Stamp(folder, tuple((path.name, *_state(path)) for path in sorted(self._folder.glob("*.pub"))))
 
     def _read(self) -> dict[bytes, str]:
-        """Return clients' names by key, without keys that are in two files."""
+        """Return the names of clients by key; keys that occur in two files are left out."""
         owners: dict[bytes, list[str]] = {}
         for path in sorted(self._folder.glob("*.pub")):
             try:
                 owners.setdefault(public_key_as_pem(path), []).append(path.stem)
             except PefllError as error:
-                self._report(f"{error}; nobody is admitted with it")
+                self._report(f"{error}; no client is admitted with this key")
         for names in owners.values():
             if len(names) > 1:
                 self._report(f"{' and '.join(names)} have the same key in {self._folder}: none of them is admitted")
@@ -135,14 +136,14 @@ class Admission:
         return removed
 
     def _register(self, key: bytes, name: str) -> bool:
-        """Register a key unless it is registered; return whether it was new."""
+        """Register a key unless it is registered already; return whether it was new."""
         if self._state.get_node_id_by_public_key(key) is not None:
             return False
         try:
             self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_DEFAULT_INTERVAL, name=name)
-        except ValueError:  # Flower never registers a key again that was removed or renamed
+        except ValueError:  # Flower refuses a key that was removed or renamed before
             if not hasattr(self._state, "session"):  # a database in memory
-                self._report(f"{name} is admitted when the server is started again")
+                self._report(f"{name} will be admitted after a restart of the server")
                 return False
             back = {"status": NodeStatus.REGISTERED, "unregistered_at": None, "online_until": None, "name": name}
             with self._state.session() as session:

@@ -22,12 +22,12 @@ from pefll.runs.personal import PersonalModel
 
 
 def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dict[str, Any]:
-    """Write the personal model that the server sent to this client's disk; the reply is empty.
+    """Write the personal model, which the server sent, to this client's disk; the reply is empty.
 
     Args:
         member: this client.
         header: not used.
-        trees: one argument, θ [D].
+        trees: a list with one element, the parameters θ [D].
     """
     del header
     if member.model is None:
@@ -41,7 +41,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
     make = getattr(method, "personal_module", None)
     if make is None:
         module = method.problem.model.with_parameters(theta)
-    else:  # a model with more than weights needs the client's own samples
+    else:  # some models need the client's own samples in addition to weights
         alone = dataclasses.replace(member.federation(), num_seen=0)
         engine = SerialEngine(alone, method, agreed.seed, 0, agreed.dtype)
         try:

@@ -1,4 +1,4 @@
-"""Makes a federation's own TLS authority, its server's certificate and its clients' keys."""
+"""Makes a federation's TLS authority, the server's certificate and the clients' keys."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AUTHORITY_YEARS, SERVER_YEARS = 10, 2
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365 * SERVER_YEARS) -> None:
-    """Write an authority and a server's certificate: ca.crt for everybody, server.crt and server.key for the server.
+    """Write ca.crt, the authority's certificate for everybody, and server.crt and server.key for the server.
 
     Args:
-        folder: of the server. An existing authority is reused, so clients need no new file.
+        folder: the server's folder. An existing authority is reused, so clients need no new file.
         hosts: names and addresses of the server.
-        days: validity of the server's certificate.
+        days: number of days that the server's certificate is valid.
     """
     make_private_folder(folder)
     if (folder / "ca.key").exists():
@@ -47,9 +47,9 @@ def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = 
     """Write a node's key pair in OpenSSH's format, which Flower reads.
 
     Args:
-        private: file for the node.
-        public: file for the server.
-        curve: P-256 by default. A waiting client signs a request every 3 s, and the server checks it. With P-384 a
+        private: file of the private key, for the node.
+        public: file of the public key, for the server.
+        curve: P-256 by default. A waiting client signs a request every 3 s, and the server checks it. With P-384 each
             request is about 90 bytes longer and costs the server more time (benchmarks/flower_polls.py).
     """
     key = ec.generate_private_key(curve or ec.SECP256R1())
@@ -59,11 +59,11 @@ def make_node_key(private: Path, public: Path, curve: ec.EllipticCurve | None = 
 
 
 def public_key_as_pem(path: Path) -> bytes:
-    """Return a node's public key as PEM, as in Flower's database."""
+    """Return a node's public key as PEM, the format of Flower's database."""
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError(f"{type(key).__name__} is of another kind")
+            raise ValueError(f"{type(key).__name__} is not an elliptic curve key")
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise PefllError(f"{path} is not a node's public key: {error}", code="PEFLL-F004") from None
     form = serialization.PublicFormat.SubjectPublicKeyInfo
@@ -131,7 +131,7 @@ def _server(
     days: int,
 ) -> x509.Certificate:
     names: list[x509.GeneralName] = []
-    for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):  # the server's own processes use the last one
+    for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):  # the server's app uses the last one
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:

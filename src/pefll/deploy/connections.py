@@ -1,8 +1,8 @@
-"""The server's ports, and limits on connections: how many are open, and how long each may send no request.
+"""The server's ports, with two limits on connections: their number, and the time that each may send no request.
 
-A connection costs a stranger nothing, even without TLS. Each one takes a file descriptor of the server. The operator's
+A stranger can open connections at no cost, even without TLS. Each takes a file descriptor of the server. The operator's
 port, the database and the server's app need descriptors, too. uvicorn closes a connection that is idle between two
-requests. It does not close one that never sends its first request, or sends the next one a byte at a time.
+requests. It does not close a connection that never sends its first request, or that sends a request byte by byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def raise_descriptor_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):  # a system may allow less than its stated limit
+    except (OSError, ValueError):  # some systems refuse the limit that they state
         return soft
     return hard
 
@@ -41,12 +41,12 @@ def check_port(host: str, port: int, folder: Path) -> None:
 
 
 def bind(host: str, port: int, folder: Path) -> socket.socket:
-    """Return a socket bound to an address, not listening yet; PefllError, with what to do, if that fails.
+    """Return a socket that is bound to an address and does not listen yet; PefllError if the address cannot be used.
 
     Args:
-        host: name or address.
-        port: 0 for any free one.
-        folder: of the federation, for the error.
+        host: name or address of this machine.
+        port: port number; 0 for any free port.
+        folder: folder of the federation, named in the error.
     """
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -67,8 +67,8 @@ def _cannot_listen(host: str, port: int, folder: Path, error: OSError) -> PefllE
     if error.errno == errno.EADDRINUSE:
         other = f"`pefll flower renew {folder} --address HOST:PORT`"
         return PefllError(
-            f"port {port} is in use at {host}:{port}, by another program or by a server that still runs: end that one, "
-            f"or give the federation another port: {other}",
+            f"port {port} is in use at {host}:{port}, by another program or by a server that still runs; end it, or "
+            f"give the federation another port: {other}",
             code="PEFLL-F101",
         )
     if error.errno == errno.EACCES:
@@ -79,7 +79,7 @@ def _cannot_listen(host: str, port: int, folder: Path, error: OSError) -> PefllE
 
 
 class LimitedListener(socket.socket):
-    """A listening socket, taken over from `listener`, that closes new connections while `most` are open."""
+    """Replaces the listening socket `listener`, and closes new connections while `most` are open."""
 
     def __init__(self, listener: socket.socket, most: int) -> None:
         super().__init__(fileno=listener.detach())
@@ -87,7 +87,7 @@ class LimitedListener(socket.socket):
         self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection; ConnectionAbortedError, which event loops expect, if too many are open."""
+        """Return the next connection; if too many are open, raise ConnectionAbortedError, which event loops expect."""
         connection, address = super().accept()
         self._accepted.add(connection)
         if len(self._accepted) > self._most:
@@ -99,20 +99,20 @@ class LimitedListener(socket.socket):
 
 
 class HandshakeTimeoutLoop(asyncio.SelectorEventLoop):
-    """An event loop that closes connections without a complete TLS handshake after `HANDSHAKE_SECONDS`.
+    """An event loop that closes a connection if its TLS handshake takes longer than `HANDSHAKE_SECONDS`.
 
-    It extends Python's loop. uvloop would not call `LimitedListener.accept`.
+    It extends Python's loop, because uvloop would not call `LimitedListener.accept`.
     """
 
     async def create_server(self, *words: Any, **named: Any) -> Any:
-        """Create a server with the timeout; uvicorn has no setting for it."""
+        """Create a server with this timeout, for which uvicorn has no setting."""
         if named.get("ssl") is not None:
             named.setdefault("ssl_handshake_timeout", HANDSHAKE_SECONDS)
         return await super().create_server(*words, **named)
 
 
 class HeadTimeoutProtocol(H11Protocol):  # type: ignore[misc]
-    """Closes a connection that has not sent a complete request head after `HEAD_SECONDS`."""
+    """Closes a connection if the head of a request takes longer than `HEAD_SECONDS`."""
 
     _timer: asyncio.TimerHandle | None = None
 

@@ -17,31 +17,31 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors
 
 T = TypeVar("T")
-# Missing or unexpected tables, a corrupt file, a file that is no database. Not a full disk, a lock or missing rights.
+# Errors for wrong tables, a corrupt file, or no database. A full disk, a lock or missing rights are no damage.
 _DAMAGES = ("SQLITE_ERROR", "SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
 class _WrongTables(Exception):
-    """A database has other tables than Flower's."""
+    """The database does not have the tables that Flower expects."""
 
 
 def _wrong_tables(*words: Any, **named: Any) -> NoReturn:
     raise _WrongTables(*words)
 
 
-# Flower would exit here. Its thread kills the process some seconds later, even if the exception is caught.
+# Flower's `flwr_exit` would start a thread that kills the process after some seconds, even if its exception is caught.
 migrations.flwr_exit = _wrong_tables
 
 
 def with_database(make: Callable[[], T], database: Path | None, report: Callable[[str], None]) -> T:
-    """Return what `make` returns; if the database is damaged, rename it and call `make` again.
+    """Return the result of `make`; if the database is damaged, rename the file and call `make` again.
 
-    The server loses nothing: it registers clients again from their keys, and a run resumes from its folder.
+    Nothing is lost: the server registers clients again from their keys, and a run resumes from its folder.
 
     Args:
-        make: opens or creates the database.
-        database: its file; None for one in memory.
-        report: gets a sentence about a renamed database.
+        make: function that opens or creates the database.
+        database: file of the database; None for a database in memory.
+        report: function that gets a sentence if a database was renamed.
     """
     with _signals_wait():
         try:
@@ -55,17 +55,17 @@ def with_database(make: Callable[[], T], database: Path | None, report: Callable
                     code="PEFLL-F301",
                 ) from error
             aside = _set_aside(database)
-            report(f"{database} was damaged and is now {aside.name}; a new one is made, and clients are admitted again")
+            report(f"{database} is damaged and now called {aside.name}; a new one admits the same clients again")
             return make()
 
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Delay signals that end the process until the end of the block: half-made tables would be unusable."""
+    """Delay signals that end the process until the end of the block, because half-made tables would be unusable."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python handles signals in the main thread only
         return
-    # A signal mask would not do: it is per thread, and the system would deliver the signal to another one.
+    # A signal mask would not help: it holds for one thread, and the system would give the signal to another thread.
     came: list[int] = []
     ends = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(number))]
     ends += [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
@@ -80,7 +80,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _kind(error: DBAPIError) -> str:
-    """Return the first two words of SQLite's error name, such as SQLITE_CORRUPT."""
+    """Return the first two words of SQLite's error name, for example SQLITE_CORRUPT."""
     return "_".join(str(getattr(error.orig, "sqlite_errorname", "")).split("_")[:2])
 
 

@@ -1,4 +1,4 @@
-"""The demo, on one machine: simulated rounds, further rounds with real clients, and a client that joins later."""
+"""The demo on one machine: simulated rounds, then rounds with real clients, then a client that joins later."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from pefll.training.run import Run
 SETTINGS = {"client_lr": 0.05, "local_steps": 10, "server_lr": 1e-3, "embedding": "linear"}
 NEWCOMER = "newcomer"
 SIMULATED, STRETCH = 200, 20
-# A client's replies: in a round; besides (one to hello, two each in the evaluation and in the test); of the newcomer.
+# A client's replies: per round; outside rounds (1 to hello, 2 in the evaluation, 2 in the test); all of the newcomer.
 IN_ROUND, BESIDE, LATER = 3, 5, 4
 _REPLY = re.compile(r"Push replies from node_id=")
 
 
 def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: int = SIMULATED) -> None:
-    """Simulate rounds of PeFLL, continue with clients in processes of their own, and make a model for one more.
+    """Simulate rounds of PeFLL, continue with clients as separate processes, and make a model for a new client.
 
     Args:
-        folder: for all files; those of an earlier demo are replaced.
-        clients: how many train.
-        rounds: with real clients.
-        console: where to print.
-        simulated: rounds before them, in this process.
+        folder: folder for all files; the files of an earlier demo are replaced.
+        clients: number of clients that train.
+        rounds: number of rounds with real clients.
+        console: console to print on.
+        simulated: number of simulated rounds before them, in this process.
     """
     started = time.monotonic()
     _check(folder, clients, rounds, simulated)
@@ -63,19 +63,19 @@ def demo(folder: Path, clients: int, rounds: int, console: Console, simulated: i
     for number, name in enumerate([*names, NEWCOMER]):
         write_client(federation, number, folder / "data" / f"{name}.npz")
     home, agreed = folder / "federation", agreement_of(federation)
-    total = simulated + rounds  # evaluated once, at the end, so that the last round is kept
+    total = simulated + rounds  # one evaluation at the end: so the last round is the one that is kept
     plan = Plan(agreed, tuple(names), rounds=total, clients_per_round=clients, eval_every=total)
     make_folder(home, plan, f"127.0.0.1:{free_port()}")
     say(console, f"1. {home}: a federation of {counted(clients, 'client')}, with certificates and a key for each")
 
-    say(console, f"2. {counted(simulated, 'round')} in this process first: pefll flower simulate {home} ...")
+    say(console, f"2. First, {counted(simulated, 'round')} are simulated: pefll flower simulate {home} ...")
     before = simulate(home, folder / "data", simulated, console)
     say(
         console, f"   {home}/run: PeFLL on {counted(clients, 'client')} with different digits, {_seen_accuracy(before)}"
     )
 
-    say(console, f"3. Real clients go on with the same run: a server and {counted(clients, 'client')}, each a process")
-    say(console, f"   with TLS and a key of its own, as on other machines. Their logs are in {folder}/logs")
+    say(console, f"3. Real clients continue this run: a server and {counted(clients, 'client')}. Each is a process")
+    say(console, f"   with TLS and its own key, as on other machines. The logs are in {folder}/logs")
     with Loopback(folder / "logs", folder.resolve() / "flower", folder=home) as there:
         with monitor(console, "   starting them", clients + 1) as watch:
             _start(there, folder, names, watch)
@@ -107,7 +107,7 @@ def _check(folder: Path, clients: int, rounds: int, simulated: int) -> None:
     if not 2 <= clients <= 64:
         raise PefllError(f"the demo has 2 to 64 clients, not {clients:,}", code="PEFLL-F120")
     if rounds < 1 or simulated < 1:
-        raise PefllError("the demo has at least one round that is simulated and one with clients", code="PEFLL-F121")
+        raise PefllError("the demo needs at least one simulated round and one round with clients", code="PEFLL-F121")
     if folder.exists() and (
         not folder.is_dir() or (any(folder.iterdir()) and not (folder / "federation" / "pyproject.toml").exists())
     ):
@@ -144,7 +144,7 @@ def _model(folder: Path, name: str) -> Path:
 
 @contextmanager
 def _replies(there: Loopback, console: Console, title: str, expected: int) -> Iterator[Callable[[], None]]:
-    """Show how many replies of clients are in the server's log."""
+    """Show the number of client replies in the server's log; yield a function that updates it."""
     before, shown = len(_REPLY.findall(there.log("server"))), 0
     with monitor(console, title, expected) as watch:
 
@@ -162,12 +162,12 @@ def _early_end(there: Loopback, name: str) -> PefllError:
     """Return the error for a run that ended without a result."""
     log = there.logs / f"{name}.log"
     return PefllError(
-        f"the run ended too early and said {error_line(there.log(name))!r}; all of it is in {log}", code="PEFLL-F124"
+        f"the run ended too early with {error_line(there.log(name))!r}; see {log} for its output", code="PEFLL-F124"
     )
 
 
 def digits(clients: int, seed: int = 0) -> Federation:
-    """Return the demo's data: some training clients, and one that joins later."""
+    """Return the demo's data: `clients` training clients, and one client that joins later."""
     samples = load_samples("digits", Path("."))
     return make_federation(samples, partition="dirichlet 0.5", clients=clients + 1, seed=seed, unseen=1 / (clients + 1))
 
@@ -197,7 +197,7 @@ def _seen_accuracy(run: Run) -> str:
 
 
 def _compared_with_simulation(home: Path, before: Run, federation: Federation) -> str:
-    """Say whether the server's state has the same bits as a simulation of all rounds."""
+    """Return a sentence that says whether the server's state has the same bits as a simulation of all rounds."""
     saved = checkpoint.latest(RunFolder(home / "run").checkpoints, lambda damage: None)
     first = before.config.rounds
     engine = SerialEngine(_seen_only(federation), before.method, before.config.seed, federation.num_seen)
@@ -206,7 +206,7 @@ def _compared_with_simulation(home: Path, before: Run, federation: Federation) -
     finally:
         engine.close()
     same = all(torch.equal(saved.tensors[f"server.{name}"], leaf) for name, leaf in named_leaves(state))
-    return f"server's state is {'bit for bit' if same else 'NOT'} that of a simulation that went on"
+    return f"server's state is {'bit for bit' if same else 'NOT'} that of a simulation of all rounds"
 
 
 def _seen_only(federation: Federation) -> Federation:
@@ -216,7 +216,7 @@ def _seen_only(federation: Federation) -> Federation:
 
 
 def _report_accuracy(folder: Path, federation: Federation, rounds: int, console: Console) -> None:
-    """Print the accuracy of the newcomer's model, of a global model, and of its most frequent digit."""
+    """Print the newcomer's accuracy with its own model, with a global model, and with its most frequent digit."""
     content = np.load(folder / "data" / f"{NEWCOMER}.npz")
     x, y, split = content["x"], content["y"], content["split"]
     mine = split == TEST

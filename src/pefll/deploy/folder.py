@@ -45,10 +45,10 @@ class Bundle(NamedTuple):
     """The content of a client's folder.
 
     Attributes:
-        folder: has ca.crt and node.key.
-        name: of the client.
-        address: of the server, host:port.
-        policy: the default limits, or stricter ones; the client's owner may give others.
+        folder: folder with ca.crt and node.key.
+        name: name of the client.
+        address: address of the server, host:port.
+        policy: the default limits or stricter ones; the client's owner may set others.
         ignored: whether client.toml asks for looser limits, which have no effect.
     """
 
@@ -59,7 +59,7 @@ class Bundle(NamedTuple):
     ignored: bool = False
 
 
-# The server's operator writes this file, so it can make the client's limits stricter, but never looser.
+# The server's operator writes this file. So the file can make the client's limits stricter, but never looser.
 CLIENT_FILE = """name = "{name}"
 address = "{address}"
 # What this client takes part in, and what it refuses. Limits here can be stricter than these and not looser: only
@@ -71,7 +71,7 @@ numbers-per-sample = 1.0      # how many numbers a descriptor may have for each 
 
 
 def check_new(folder: Path, address: str) -> None:
-    """Raise PefllError if no federation can be made in a folder, for a server at an address."""
+    """Raise PefllError if no federation can be made in this folder, or the server's address is not host:port."""
     check_names([folder.resolve().name])
     _check_address(address)
     if folder.exists() and any(folder.iterdir()):
@@ -84,17 +84,17 @@ def check_new(folder: Path, address: str) -> None:
 
 
 def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str] = ()) -> Plan:
-    """Make the folder of a federation, and return the plan with this folder in it.
+    """Make the folder of a federation, and return the plan with the folder's path.
 
     Args:
-        folder: a new one.
-        plan: all settings.
-        address: of the server, host:port.
+        folder: path of the new folder.
+        plan: all settings of the federation.
+        address: address of the server, host:port.
         hosts: other names and addresses of the server's machine.
     """
     check_new(folder, address)
     host = address.rpartition(":")[0]
-    make_private_folder(folder)  # before anything is in it
+    make_private_folder(folder)  # comes first, so that no file in it is ever readable for others
     plan = dataclasses.replace(plan, folder=str(folder.resolve()))
     write_app(folder, folder.resolve().name, plan)
     make_certificates(folder / "server", [host, *hosts])
@@ -115,7 +115,7 @@ def make_federation(folder: Path, plan: Plan, address: str, hosts: Sequence[str]
 
 
 def add_client(folder: Path, name: str) -> Bundle:
-    """Make a folder and a key for one more client; it does not train, and gets its model afterwards."""
+    """Make a folder and a key for one more client, which does not train and gets its model after training."""
     plan = read_app(folder)
     check_names([name])
     if name in plan.names or (folder / "keys" / f"{name}.pub").exists():
@@ -124,13 +124,13 @@ def add_client(folder: Path, name: str) -> Bundle:
 
 
 def change_address(folder: Path, address: str) -> list[Path]:
-    """Change the address of a federation's server, host:port; return the files that have changed."""
-    server_address(folder)  # raises PefllError unless it is a federation's folder
+    """Change the address of a federation's server, host:port; return the changed files."""
+    server_address(folder)  # raises PefllError unless this is a federation's folder
     _check_address(address)
     write_private(folder / "server" / "address", f"{address}\n".encode())
     places = [folder / "server" / "address"]
     for place in sorted((folder / "clients").glob("*/client.toml")):
-        find_bundle(place.parent, None)  # raises PefllError unless it is a client's folder
+        find_bundle(place.parent, None)  # raises PefllError unless this is a client's folder
         write_private(place, _with_address(place.read_text(), address).encode())
         places.append(place)
     return places
@@ -148,8 +148,8 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
     """Return the content of a client's folder.
 
     Args:
-        folder: the client's, or the federation's, which has those of all clients.
-        name: of the client; needed for the federation's folder.
+        folder: the client's folder, or the federation's folder, which contains all clients' folders.
+        name: name of the client; needed with the federation's folder.
     """
     if not (folder / "client.toml").is_file():
         if name is None:
@@ -162,9 +162,9 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
         asked = Policy.of_node(settings)
         policy = Policy().tightened(asked)
         bundle = Bundle(folder, str(settings["name"]), str(settings["address"]), policy, policy != asked)
-    except (OSError, ValueError, KeyError, RecursionError):  # the last for tables within tables
+    except (OSError, ValueError, KeyError, RecursionError):  # RecursionError: too many nested tables
         raise PefllError(
-            f"there is no client's folder {folder}; `pefll flower init` and `pefll flower add` make one",
+            f"{folder} is not a client's folder; `pefll flower init` and `pefll flower add` make one",
             code="PEFLL-F202",
         ) from None
     if name is not None and bundle.name != name:
@@ -189,7 +189,7 @@ def _make_bundle(folder: Path, name: str, address: str, method: str) -> Bundle:
 
 
 def _with_address(text: str, address: str) -> str:
-    """Return the text of a client.toml with another address; all other settings stay."""
+    """Return the text of a client.toml with a new address; all other settings stay the same."""
     return re.sub(r"^address\s*=.*$", lambda _: f'address = "{address}"', text, count=1, flags=re.MULTILINE)
 
 

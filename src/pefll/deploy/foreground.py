@@ -1,4 +1,4 @@
-"""Runs the server, a client or a run in the foreground; Ctrl-C ends it and all processes that it started."""
+"""Starts the server, a client or a run in the foreground; Ctrl-C ends it and all processes that it started."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def serve(folder: Path, host: str | None, console: Console, port: int | None = N
     """Run a federation's server until it is ended.
 
     Args:
-        folder: of the federation.
-        host: where to listen for clients; None for that of the server's address.
-        console: shows what happens.
-        port: likewise; another one if a proxy stands in front.
+        folder: folder of the federation.
+        host: host at which to listen for clients; None for the host of the server's address.
+        console: console for messages.
+        port: port at which to listen, which may differ behind a proxy; None for the port of the server's address.
     """
     plan = read_app(folder)
     address = server_address(folder)
@@ -88,15 +88,15 @@ def take_part(
     """Run a client until it is ended.
 
     Args:
-        folder: the client's, or the federation's.
-        name: of the client; needed for the federation's folder.
-        data: its samples.
-        label: a table's column of labels.
-        model: file for its personal model; None for its folder.
+        folder: the client's folder, or the federation's.
+        name: name of the client; needed with the federation's folder.
+        data: file or folder with the client's samples.
+        label: name of the column of labels in a table.
+        model: file for the personal model; None for model.safetensors in the client's folder.
         counts: whether the client's hello says how many samples it has.
-        console: shows what happens.
-        code: methods and models besides pefll's own that the server may name, package.module:Name.
-        limits: fields of `Policy` that the owner sets; only these can be looser than the default.
+        console: console for messages.
+        code: methods and models, in addition to pefll's own, that the server may name: package.module:Name.
+        limits: fields of `Policy` that the owner sets; only the owner can loosen the default limits.
     """
     bundle = find_bundle(folder, name)
     policy = replace(bundle.policy, **(limits or {}))
@@ -124,19 +124,19 @@ def take_part(
         say(console, f"{bundle.name} takes part with {data}, at {bundle.address}; Ctrl-C ends it")
         say(console, policy.sentence)
         if "methods" not in (limits or {}):
-            say(console, "Its folder names the methods, as the server's operator wrote it; --methods names others")
+            say(console, "The server's operator chose these methods, in the client's folder; --methods names others")
         if bundle.ignored:
             say(
                 console,
-                f"{bundle.folder / 'client.toml'} asks for looser limits: only options can loosen them",
+                f"{bundle.folder / 'client.toml'} asks for looser limits, without effect: only options loosen limits",
             )
         while True:
             with ExitStack() as once:
                 node = _start(once, command, home, "supernode")
                 while node.poll() is None:
                     time.sleep(0.2)
-            # After a kill, the server takes the client for connected until a heartbeat is missed, for about a minute.
-            # Until then it refuses a new process of this client.
+            # If this process was killed, the server believes for about a minute that the client is still connected.
+            # Until it misses a heartbeat, it refuses a new process of this client.
             reason = exit_error("the SuperNode", node.last_output(), node.log)
             check_key()
             say(console, f"{reason}; it is started again in {AGAIN_SECONDS} s")
@@ -144,26 +144,26 @@ def take_part(
 
 
 def server_home(folder: Path) -> Path:
-    """Return Flower's home of a federation's server, with its database and the operator's address and secret."""
+    """Return Flower's home folder of a server: it has the database and the operator's address and secret."""
     return folder / ".flower"
 
 
 def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
     """Start a federation's app, show its output, and return its exit status.
 
-    The app runs in the server. Ctrl-C ends the output here, but not the app; a sentence says so.
+    The app runs in the server. Ctrl-C ends the output here, but not the app; a message says so.
 
     Args:
-        folder: of a federation whose server runs on this machine.
+        folder: folder of a federation whose server runs on this machine.
         overrides: settings of the app, each NAME=VALUE as in TOML.
-        console: for that sentence.
+        console: console for that message.
     """
     read_app(folder)
     renew_app(folder)
     home = server_home(folder)
     if not os.access(home / "credentials.yaml", os.R_OK):
         raise PefllError(
-            f"{home} has no operator's secret that you can read; start `pefll flower server {folder}` on this machine, "
+            f"you cannot read the operator's secret in {home}; start `pefll flower server {folder}` on this machine, "
             "as the same user",
             code="PEFLL-F003",
         )
@@ -174,14 +174,14 @@ def start_app(folder: Path, overrides: Sequence[str], console: Console) -> int:
         return process.wait()
     say(
         console,
-        f"the run goes on in the server, and its checkpoints are in {folder / 'run'}; end it by ending `pefll flower "
-        "server`, and the next `pefll flower run` resumes it",
+        f"the run goes on in the server, and its checkpoints are in {folder / 'run'}; to stop it, end `pefll flower "
+        "server`; the next `pefll flower run` resumes it",
     )
     return 128 + signals[0]
 
 
 def check_nothing_runs(folder: Path) -> None:
-    """Raise PefllError if a run of a federation is under way: a second app would fail in the server."""
+    """Raise PefllError if a run of a federation is under way, because a second app would fail in the server."""
     run = RunFolder(replace(read_app(folder), folder=str(folder.resolve())).run)
     if not run.path.is_dir():
         return
@@ -196,7 +196,7 @@ def check_nothing_runs(folder: Path) -> None:
 
 
 def _start(stack: ExitStack, command: Sequence[str], home: Path, name: str) -> ShownProcess:
-    """Start a process in a group of its own; it ends with the stack."""
+    """Start a process in a new process group; leaving the stack's block ends it."""
     process = ShownProcess(command, environment(home.resolve()) | watchdog_environment(), home / f"{name}.log")
     stack.callback(end_groups, process)
     return process

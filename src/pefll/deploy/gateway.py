@@ -1,8 +1,8 @@
 """ASGI gateways in front of Flower: each port accepts a fixed list of routes and checks credentials.
 
 Flower's SuperLink is one web application for clients, operators and apps. The gateways give it two ports. The clients'
-port passes only requests of registered clients. The other port accepts connections from this machine only. It is for
-the operator, who has a secret, and for the server's own app, which has a token from Flower.
+port forwards only requests of registered clients. The other port accepts connections from this machine only. It is for
+the operator, who has a secret, and for the server's app, which has a token from Flower.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MIB = 1 << 20
-# Routes for clients, with the maximum size of a body in bytes. An object may hold a whole model.
+# Routes for clients, with the maximum size of a body in bytes. An object may contain a whole model.
 FLEET = {
     f"/v1/fleet/{route}": MIB * (1024 if route == "push-object" else 16)
     for route in (
@@ -43,7 +43,7 @@ FLEET = {
         "confirm-message-received",
     )
 }
-# Routes for the server's own app. Each request needs the token of the run.
+# Routes for the server's app. Each request needs the token of the run.
 RUNTIME = frozenset(
     f"/v1/runtime/{route}"
     for route in (
@@ -60,17 +60,17 @@ RUNTIME = frozenset(
     )
 )
 CONTROL = "/v1/control/"
-# The operator adds keys as files in keys/ instead.
+# Operators cannot register keys here; they add files to keys/ instead.
 REFUSED_TO_OPERATORS = frozenset({f"{CONTROL}register-node"})
 MOST_HEAD_BYTES = 16 << 10
 IDLE_SECONDS = 60  # the longest pause within a request's body
 
 
 class FleetGateway:
-    """The clients' port. Passes requests to client routes that are signed by a known key and not too large.
+    """The clients' port. Forwards requests to routes for clients, if a known key signed them and they are small enough.
 
-    It checks the key before it reads the body, so that unknown senders cannot fill the memory. Flower checks key and
-    time again, and that the key belongs to the node named in the request.
+    It checks the key before it reads the body, so that unknown senders cannot fill the memory. Flower checks the key
+    and the time again. It also checks that the key belongs to the node named in the request.
     """
 
     def __init__(self, app: App, admission: Admission) -> None:
@@ -109,14 +109,14 @@ class FleetGateway:
 
 
 class OperatorGateway:
-    """The local port. Passes commands with the operator's secret, and requests of the server's own app.
+    """The local port. Forwards commands with the operator's secret, and requests of the server's app.
 
     It checks credentials before it reads the body. Flower checks them again.
 
     Args:
         app: Flower's application.
         token: the operator's secret.
-        is_running: returns whether a token belongs to a running app.
+        is_running: function that returns whether a token belongs to a running app.
     """
 
     def __init__(self, app: App, token: str, is_running: Callable[[bytes], bool]) -> None:
@@ -146,10 +146,10 @@ class OperatorGateway:
 
 
 def _bounded(receive: Receive, send: Send, limit: int) -> tuple[Receive, Send]:
-    """Return a `receive` and a `send` that end a request that is too long or too slow.
+    """Return versions of `receive` and `send` that end a request if it is too long or too slow.
 
-    The app sees a disconnected client. Its answer is replaced by an error that closes the connection. Otherwise the
-    server would read and discard the rest of the body.
+    The app then sees a disconnected client. The sender gets an error instead of the app's answer, and the connection is
+    closed. Otherwise the server would read and discard the rest of the body.
     """
     got, status, answered = 0, 0, False
 
@@ -196,9 +196,9 @@ def _headers(scope: Scope, name: str) -> list[bytes]:
 
 
 def _head_bytes(scope: Scope) -> int:
-    """Return the length of a request's line and headers.
+    """Return the length of a request's first line and headers.
 
-    Checked here, because the HTTP parser has no limit for headers that arrive in one packet.
+    The gateway limits it, because the HTTP parser has no limit for headers that arrive in one packet.
     """
     line = len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
     return line + sum(len(name) + len(value) for name, value in scope["headers"])
@@ -210,7 +210,7 @@ def _declared_length(scope: Scope) -> int:
 
 
 async def _refuse(send: Send, status: int, sentence: bytes = b"") -> None:
-    """Send a status without details, and close the connection so that its rest is not read."""
+    """Send a status without details, and close the connection so that the rest of the request is not read."""
     headers = [(b"content-length", str(len(sentence)).encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": sentence})

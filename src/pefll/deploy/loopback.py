@@ -1,4 +1,4 @@
-"""A whole federation on this machine: server and clients are processes, with TLS and keys."""
+"""A complete federation on this machine: the server and each client are processes, with TLS and keys."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from pefll.deploy.watchdog import watchdog_environment
 
 @dataclass
 class Loopback:
-    """The processes of a federation on this machine; they end with the block.
+    """The processes of a federation on this machine; the end of the `with` block ends them.
 
-    Each has a process group of its own, so its children end with it.
+    Each process has its own process group, so its children end with it.
 
     Attributes:
         logs: folder of output files, one for each process.
-        home: Flower's home; see `environment`.
-        folder: of the federation; needed only for its server, clients and runs.
+        home: Flower's home folder; see `environment`.
+        folder: folder of the federation; needed only for its server, clients and runs.
         keep_state: whether a restarted server remembers nodes and runs.
         client_app: the app that answers messages, module:name.
         client_code: methods and models that the server may name; see `client_command`.
@@ -78,11 +78,11 @@ class Loopback:
         """Start a client's SuperNode.
 
         Args:
-            name: of the client.
-            data: its samples.
-            model: file for its personal model.
-            through: address of a proxy to use instead of the server's.
-            more: further node config.
+            name: name of the client.
+            data: file or folder with the client's samples.
+            model: file for the personal model.
+            through: address of a proxy to use instead of the server's address.
+            more: further entries of the node config.
         """
         bundle = find_bundle(self.folder, name)
         config: dict[str, str | bool] = {
@@ -97,7 +97,7 @@ class Loopback:
         self.start(name, client_command(bundle.folder, server, config, self.client_app, self.client_code))
 
     def start_run(self, name: str = "run", **overrides: str | int | float) -> subprocess.Popen[bytes]:
-        """Start the app like `pefll flower run FOLDER`; the returned process ends with the run."""
+        """Start the app as `pefll flower run FOLDER` does; the returned process ends with the run."""
         words = [
             f'{key.replace("_", "-")}="{v}"' if isinstance(v, str) else f"{key.replace('_', '-')}={v}"
             for key, v in overrides.items()
@@ -116,10 +116,10 @@ class Loopback:
 
         Args:
             seconds: time limit.
-            name: of the process and its log.
-            watched: processes that must keep running; PefllError if one ends.
-            look: called several times a second.
-            overrides: of the run config.
+            name: name of the process and of its log.
+            watched: names of processes that must keep running; PefllError if one ends.
+            look: function that is called several times a second.
+            overrides: settings that replace those of the run config.
         """
         process = self.start_run(name, **overrides)
         ends = time.monotonic() + seconds
@@ -152,7 +152,7 @@ class Loopback:
         return process
 
     def check(self, *names: str) -> None:
-        """Raise PefllError, with the last error of its log, if a named process has ended."""
+        """If a named process has ended, raise PefllError with the last error of its log."""
         for name in names:
             if self.running[name].poll() is not None:
                 raise exit_error(f"Flower's process {name}", self.log(name), self.logs / f"{name}.log")

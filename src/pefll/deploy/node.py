@@ -1,9 +1,9 @@
-"""A client's process: Flower's SuperNode, and a thread with the app that answers its messages.
+"""A client's process: Flower's SuperNode, and a thread that answers the server's messages with the client's app.
 
-`flower-supernode` opens a port on the client's machine, starts a process for each message with a token in its argument
-list, and runs any app that the server sends. This process does none of that. Flower's loop transfers messages, and a
-thread answers them with the app that the client's owner installed. The process opens no port and runs no code from the
-server. Its argument list names one file that only its owner can read.
+Flower's program `flower-supernode` opens a port on the client's machine. For each message it starts a process that has
+a token in its argument list. And it runs any app that the server sends. This process does none of that. Flower's loop
+transfers messages, and a thread answers them with the app that the client's owner installed. The process opens no port
+and runs no code from the server. Its argument list names one file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class NodeSettings:
     """Settings of a client's process.
 
     Attributes:
-        address: of the server, host:port.
-        authority: ca.crt.
-        key: the client's own private key.
-        config: Flower's node config for the client's app: its name, its data.
+        address: address of the server, host:port.
+        authority: path of ca.crt.
+        key: path of the client's private key.
+        config: Flower's node config for the client's app, such as the client's name and the path of its data.
         app: the app that answers messages, module:name; only the client's owner chooses it.
-        code: methods and models besides pefll's own that the server may name, package.module:Name.
+        code: methods and models, in addition to pefll's own, that the server may name: package.module:Name.
     """
 
     address: str
@@ -64,16 +64,16 @@ class NodeSettings:
     code: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Write them to a file that only its owner can read: they name the client's data."""
+        """Write the settings to a file that only its owner can read, because they name the client's data."""
         write_private(path, json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
     def read(cls, path: Path) -> NodeSettings:
-        """Read them back."""
+        """Read the settings from a file."""
         try:
             return cls(**parse_json(path.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
-            raise PefllError(f"{path} has no settings of a client: {error}", code="PEFLL-F002") from None
+            raise PefllError(f"{path} is not a file of a client's settings: {error}", code="PEFLL-F002") from None
 
 
 class LocalRuntime:
@@ -83,15 +83,15 @@ class LocalRuntime:
         self._state, self._task = state, task
 
     def __getattr__(self, name: str) -> Any:
-        """Return the API call of a name: `PullObject` calls Flower's function `pull_object`."""
+        """Return Flower's function for an API call: `PullObject` is Flower's function `pull_object`."""
         words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
         handler = getattr(core_handlers if name == "SendTaskHeartbeat" else runtime_handlers, words)
         return lambda request: handler(request, self._state, self._task)
 
     def PullObject(self, request: Any) -> Any:
-        """Return a part of the message, if it has arrived; ConnectionError if it never will.
+        """Return an object of the message if the object has arrived; ConnectionError if it never will.
 
-        Flower's loop fetches one message at a time. If another task is pending, the loop has given this message up:
+        Flower's loop fetches one message at a time. If another task is pending, the loop has given up this message:
         for example, the server was killed while it sent the message.
         """
         found = runtime_handlers.pull_object(request, self._state, self._task)
@@ -109,7 +109,7 @@ class Answering(threading.Thread):
 
     def run(self) -> None:
         """Answer messages until the process ends."""
-        # The server may ask for either kind of app; this app answers.
+        # The server may ask for either type of app; this app answers both.
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
         while True:
             try:
@@ -117,7 +117,7 @@ class Answering(threading.Thread):
                 if found.token:
                     self._answer(LocalRuntime(self._state, found.task))
                     continue
-            except Exception as error:  # noqa: BLE001 - the next message must be answered all the same
+            except Exception as error:  # noqa: BLE001 - the thread must go on to answer the next message
                 log(ERROR, "a message could not be answered: %s", error)
             except BaseException as error:  # noqa: BLE001 - without this thread the client would never answer again
                 log(ERROR, "the client ends: %s", type(error).__name__, exc_info=error)
@@ -125,7 +125,7 @@ class Answering(threading.Thread):
             time.sleep(_LOOK_SECONDS)
 
     def _answer(self, runtime: LocalRuntime) -> None:
-        # Flower's own heartbeat would end the process when the task is over: here, the whole client.
+        # Flower's own heartbeat would end the process when the task is over, and so the client.
         alive = HeartbeatSender(lambda: runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()) is not None)
         alive.start()
         context, outcome = None, SubStatus.FAILED
@@ -139,7 +139,7 @@ class Answering(threading.Thread):
                 alive.stop()
 
     def _reply(self, message: Message, context: Context) -> tuple[Message, str]:
-        """Return the app's reply and status. The server gets only the type of an error: its text may hold data."""
+        """Return the app's reply and status. The server gets only the type of an error: its text may contain data."""
         try:
             return self._app(message, context), SubStatus.COMPLETED
         except Exception as error:  # noqa: BLE001
@@ -170,7 +170,7 @@ def take_part(settings: NodeSettings) -> None:
 
 
 def main() -> None:
-    """Read the settings and take part."""
+    """Read the settings file that the command line names, and take part."""
     os.umask(PRIVATE_UMASK)
     try:
         take_part(NodeSettings.read(Path(sys.argv[1])))

@@ -1,8 +1,9 @@
 """Restricts each client to its own messages and objects.
 
-Flower checks that the named node signed a request. It does not check who owns the object of a request, or who a
-message claims as its sender. A client that knows an object's name could read, overwrite or delete it, and send messages
-in the server's name. Names are hashes or random numbers and hard to guess. With these checks a guess is useless, too.
+Flower checks that the node named in a request signed it. It does not check to whom the requested object belongs, or
+which sender a message names. So a client that knows an object's name could read, overwrite or delete the object, and
+could send messages in the server's name. Names are hashes or random numbers, which are hard to guess. With these
+checks, even a correct guess is useless.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 _BAD, _FORBIDDEN = 400, 403
 _YEAR = 366 * 24 * 3600.0
-# Flower's errors for a reply that it cannot parse, or that names an unknown run. Errors of its database are not here.
+# Flower's errors for a reply that it cannot parse, or that names an unknown run. Database errors are not in the list.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-# A node works on one message at a time. A restarted node may still finish earlier ones.
+# Remembered messages of a node. A node works on one message at a time, but a restarted node may finish earlier ones.
 _REMEMBERED = 8
 Handler = Callable[..., Any]
 
@@ -34,7 +35,7 @@ class Ownership:
         self._transfers: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
     def guard(self, handlers: Any) -> None:
-        """Add a check to each of Flower's handlers of clients' requests that name a message or an object.
+        """Add a check to each of Flower's functions that handle a client's request for a message or an object.
 
         Args:
             handlers: Flower's module of these functions, or an object with the same names.
@@ -54,8 +55,8 @@ class Ownership:
         for message in request.messages_list:
             if message.metadata.src_node_id != request.node.node_id or not message.metadata.reply_to_message_id:
                 raise HTTPException(_FORBIDDEN, "a client sends replies, in its own name")
-            # SQLite stores NaN as NULL, and then the server's app gets no reply at all. An expired reply is allowed:
-            # it came late, and Flower drops it.
+            # NaN is refused: SQLite stores it as NULL, and then the server's app gets no replies at all. An expired
+            # reply is allowed, because Flower drops it.
             age = time.time() - message.metadata.created_at
             if not (abs(age) <= _YEAR and abs(message.metadata.ttl) <= _YEAR):
                 raise HTTPException(_BAD, "a reply is made now and lives for less than a year")
@@ -64,20 +65,20 @@ class Ownership:
         with self._lock:
             allowed = request.session_id in self._transfers[request.node.node_id]
         if not allowed:
-            raise HTTPException(_FORBIDDEN, "this is no transfer of this client's")
+            raise HTTPException(_FORBIDDEN, "the transfer does not belong to this client")
 
     def _check_object(self, request: Any) -> None:
         with self._lock:
             mine = self._messages[request.node.node_id].values()
             allowed = any(request.object_id in objects for objects in mine)
         if not allowed:
-            raise HTTPException(_FORBIDDEN, "this is no object of this client's")
+            raise HTTPException(_FORBIDDEN, "the object does not belong to this client")
 
     def _check_message(self, request: Any) -> None:
         with self._lock:
             allowed = request.message_object_id in self._messages[request.node.node_id]
         if not allowed:
-            raise HTTPException(_FORBIDDEN, "this is no message of this client's")
+            raise HTTPException(_FORBIDDEN, "the message does not belong to this client")
 
     def _note_messages(self, request: Any, response: Any) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The settings of a federation, and the folder that holds them.
+"""The settings of a federation, which its folder stores in pyproject.toml.
 
 my-federation/
   pyproject.toml        the Flower app: settings, and the names of this package's apps
@@ -26,10 +26,10 @@ from pefll.core.files import check_file_name, write_whole
 from pefll.engines.flower.protocol.agreement import Agreement, bad_run_config, config_value, read_json_value
 from pefll.engines.flower.server.terms import Terms
 
-# Flower's own rule for apps' names is the same.
+# Flower has the same rule for the names of apps.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 CONNECTION = "deployment"
-# Federations that were made before these settings existed have the defaults.
+# A federation that was made before these settings existed gets their defaults.
 _LATER_TERMS = ("weight_limit", "choice_limit", "sample_limit")
 SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll.deploy.apps:client"
 
@@ -40,15 +40,15 @@ class Plan:
 
     Attributes:
         agreement: settings that server and clients share.
-        names: of the training clients; a client's number is its index here.
-        folder: of the federation, on the server's machine; "" to save nothing.
-        rounds: of training.
-        clients_per_round: c; 0 for 5% of all.
-        eval_every: rounds between evaluations.
-        checkpoint_every: rounds between checkpoints.
-        wait_clients: how many clients must be connected before training starts; 0 for all.
-        wait_seconds: how long to wait for them.
-        task: train, or personalize: make a model for every connected client, and send it.
+        names: names of the training clients; a client's number is its index here.
+        folder: the federation's folder on the server's machine; "" to save nothing.
+        rounds: number of training rounds.
+        clients_per_round: number of clients in a round, c; 0 for 5% of all.
+        eval_every: number of rounds between evaluations.
+        checkpoint_every: number of rounds between checkpoints.
+        wait_clients: number of clients that must be connected before training starts; 0 for all.
+        wait_seconds: number of seconds to wait for these clients.
+        task: "train", or "personalize" to make a model for every connected client and send it.
         simulation_data: folder with NAME.npz for each client, for Flower's simulation.
         terms: deadlines, quorum and limits.
     """
@@ -77,7 +77,7 @@ class Plan:
         return Path(self.folder) / "run"
 
     def to_config(self) -> dict[str, str | int | float | bool]:
-        """Return it as a Flower run config, which is a flat table."""
+        """Return the plan as a Flower run config, which is a flat table."""
         own = {
             item.name.replace("_", "-"): getattr(self, item.name)
             for item in fields(self)
@@ -88,7 +88,7 @@ class Plan:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
-        """Read it from a Flower run config."""
+        """Read a plan from a Flower run config."""
         agreement = Agreement.from_config(config)
         later = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
         wanted = [*_CHECKS, *(item.name for item in fields(Terms)), "names"]
@@ -109,7 +109,7 @@ def _count(value: Any, name: str) -> int:
 
 
 def _not_nan(value: Any, name: str) -> float:
-    """Return a finite number or infinity, for example to wait for ever; PefllError for anything else."""
+    """Return a value that is a finite number or infinity (to wait for ever); PefllError for anything else."""
     return value if value in (math.inf, -math.inf) else number(value, name)
 
 
@@ -135,7 +135,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, client: str = CLIENT_APP) -> None:
-    """Write the pyproject.toml of a Flower app with a name, settings, and its two apps, module:name."""
+    """Write the pyproject.toml of a Flower app: its name, its settings, and its server and client app (module:name)."""
     lines = [
         "# A Flower app made by `pefll flower init`. Change the settings below before the first run; all clients get",
         "# them from the server with the app. `pefll flower run --run-config rounds=9` overrides one.",
@@ -171,7 +171,7 @@ def renew_app(folder: Path) -> None:
 
 
 def no_federation(folder: Path) -> PefllError:
-    """Return the error for a folder that is no federation's."""
+    """Return the error for a folder that is not a federation's folder."""
     return PefllError(f"{folder} is not a federation: make one with `pefll flower init {folder}`", code="PEFLL-F207")
 
 
@@ -183,7 +183,7 @@ def read_app(folder: Path) -> Plan:
         config = content["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
         raise no_federation(folder) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # the last for tables within tables
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # the last: too many nested tables
         raise PefllError(f"{path} is damaged: {first_line(error)}", code="PEFLL-F203") from None
     return Plan.from_config(config)
 

@@ -1,4 +1,4 @@
-"""Files and folders that only their owner can read, with any umask."""
+"""Makes files and folders that only their owner can read, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pefll.core.errors import PefllError
 from pefll.core.files import sentences_for_disk_errors, write_whole
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-# For processes that write files by themselves: Flower's database, logs, run folders, a client's state.
+# Umask for processes that write files without these functions: Flower's database, logs, run folders, clients' state.
 PRIVATE_UMASK = 0o077
 
 
 def make_private_folder(path: Path) -> None:
     """Make a folder that only its owner can enter, or restrict an existing one.
 
-    Others cannot reach files in such a folder, even if the files' own modes allow it.
+    Other users cannot reach files in this folder, even if the modes of the files allow it.
     """
     with sentences_for_disk_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,34 +33,34 @@ def check_owner(path: Path) -> None:
     found = path.lstat().st_uid
     if found != os.geteuid():
         raise PefllError(
-            f"{path} belongs to the user with number {found} and not to {os.geteuid()}, who runs this; give a folder "
-            "of your own, or run it as that user",
+            f"{path} belongs to user number {found}, but this command runs as {os.geteuid()}; choose a folder that "
+            "belongs to you, or run the command as that user",
             code="PEFLL-F302",
         )
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first moment on; see `write_whole`."""
+    """Write a file that at no time anybody except its owner can read; see `write_whole`."""
     with sentences_for_disk_errors(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content, private=True)
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Opener for `open(..., opener=...)`: only the owner can read a new file."""
+    """Open a file for `open(..., opener=private_opener)`; only the owner can read a new file."""
     return os.open(path, flags, PRIVATE_FILE)
 
 
 def tighten(folder: Path) -> list[Path]:
     """Remove all rights of other users from a folder and everything in it, except links.
 
-    Before anything changes, it raises PefllError if a path with such rights belongs to another user.
+    If such a path belongs to another user, it changes nothing and raises PefllError.
 
     Returns:
         The paths that had rights for others, parents first.
     """
     for path, _ in _loose_paths(folder):
-        with suppress(FileNotFoundError):  # removed meanwhile
+        with suppress(FileNotFoundError):  # another process may have removed the file
             check_owner(path)
     tightened: list[Path] = []
     for path, mode in _loose_paths(folder):
@@ -71,7 +71,7 @@ def tighten(folder: Path) -> list[Path]:
 
 
 def _loose_paths(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yield each path in a folder, but no link, that gives rights to other users, with its mode."""
+    """Yield each path in a folder that gives rights to other users, with its mode; links are left out."""
     for place, folders, files in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in (*folders, *files))):
             mode = 0

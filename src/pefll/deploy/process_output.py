@@ -1,4 +1,4 @@
-"""The output of Flower's processes: shown, kept, and searched for the error if a process exits."""
+"""Shows and keeps the output of Flower's processes, and finds the error in it if a process ends."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pefll.deploy.private import PRIVATE_UMASK, write_private
 KEPT_LINES = 200
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^(\S+Z )?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\b *(\[[\w.]+\])? *:? *")
-# The last line of a process of this package that failed; see `superlink.main`.
+# The last line of output of this package's own processes after a failure; see `superlink.main`.
 _OWN_ERROR = re.compile(r"^error: (?P<sentence>.+) \[(?P<code>PEFLL-\w+)\]\Z", re.MULTILINE)
 _BAD = re.compile(r"\b(ERROR|CRITICAL)\b|Errno|^[\w.]+(Error|Exception)\b")
 
 
 def exit_error(process: str, output: str, log: Path) -> PefllError:
-    """Return the error for a process that should still run: its own if it is this package's, else from its output.
+    """Return the error for a process that has ended: its own if it printed a PefllError, else one about its output.
 
     Args:
-        process: its name, for the sentence.
-        output: of the process, or the end of it.
-        log: file with the output.
+        process: name of the process, for the error.
+        output: output of the process, or its last lines.
+        log: file with the output, named in the error.
     """
     own = _OWN_ERROR.search(output.rstrip())
     if own:
@@ -55,7 +55,7 @@ def error_line(output: str) -> str:
 
 
 class ShownProcess(subprocess.Popen[bytes]):
-    """A process in a group of its own; its output goes to the terminal, and `last_output` writes its end to `log`."""
+    """A process in its own process group; its output is shown, and `last_output` writes the last lines to `log`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         super().__init__(
@@ -73,13 +73,13 @@ class ShownProcess(subprocess.Popen[bytes]):
         self._reader.start()
 
     def check(self, name: str) -> None:
-        """Raise PefllError if it has ended; see `exit_error`."""
+        """Raise PefllError if the process has ended; see `exit_error`."""
         if self.poll() is not None:
             raise exit_error(name, self.last_output(), self.log)
 
     def last_output(self) -> str:
         """Return the last lines of a process that has ended, and write them to its log."""
-        self._reader.join(2)  # a process that it started may hold the pipe for longer
+        self._reader.join(2)  # does not wait for its child processes, which may keep the pipe open for longer
         last = b"".join(list(self._last))
         with suppress(PefllError):
             write_private(self.log, last)

@@ -23,8 +23,8 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 # By default Flower transfers two objects of a message at a time, each over its own connection. Our messages have one
-# large object, so the second connection would only cost a TLS handshake. A user with a slow line and a model of many
-# pieces may set other values.
+# large object, so the second connection would only cost a TLS handshake. A user may set other values, for example for a
+# slow line and a model of many arrays.
 _ONE_AT_A_TIME = {"FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "1", "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": "1"}
 # A client computes with one thread.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -34,9 +34,9 @@ _MODULE = (sys.executable, "-P", "-m")
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """Return the environment for a Flower process; PefllError if this one has invalid settings of Flower's.
+    """Return the environment for a Flower process; PefllError if Flower's settings in this environment are invalid.
 
-    `home` is Flower's folder of apps and settings; None for the user's own.
+    `home` is Flower's folder of apps and settings; None for the user's folder.
     """
     check_environment()
     ours = str(Path(__file__).parents[2])
@@ -73,8 +73,8 @@ def client_command(
 ) -> list[str]:
     """Write the settings of a client's process to a file, and return the command that starts it.
 
-    Everybody on a machine can read argument lists, so the command names only the file. See `NodeSettings` for the
-    arguments; `bundle` is the client's folder, with ca.crt and node.key.
+    Everybody on a machine can read argument lists, so the command contains only the name of this file. `bundle` is the
+    client's folder, with ca.crt and node.key. `NodeSettings` explains the other arguments.
     """
     from pefll.deploy.node import NodeSettings
 
@@ -85,21 +85,21 @@ def client_command(
 
 
 def run_command(folder: Path, words: Sequence[str] = ()) -> list[str]:
-    """Return Flower's command that starts a federation's app; run it with `environment(home of the server)`.
+    """Return Flower's command that starts a federation's app; it needs `environment(home)` with the server's home.
 
-    Each of `words` overrides a setting: NAME=VALUE, as in TOML.
+    Each element of `words` overrides a setting: NAME=VALUE, as in TOML.
     """
     command = [program("flwr"), "run", str(folder.resolve()), CONNECTION, "--stream"]
     return command + (["--run-config", " ".join(words)] if words else [])
 
 
 def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambda: None) -> None:
-    """Wait until a server listens at an address; PefllError if none does in time.
+    """Wait until a server listens at an address; PefllError if there is none at the deadline.
 
     Args:
-        address: host:port.
-        ends: deadline on the monotonic clock.
-        check: raises PefllError if the server has ended meanwhile.
+        address: address of the server, host:port.
+        ends: deadline, on the monotonic clock.
+        check: function that raises PefllError if the server has ended meanwhile.
     """
     host, _, port = address.rpartition(":")
     while True:
@@ -116,14 +116,14 @@ def wait_for_server(address: str, ends: float, check: Callable[[], None] = lambd
 
 
 def end_groups(*leaders: subprocess.Popen[bytes], hard: bool = False) -> None:
-    """End process groups by their leaders; kill those that still run after 5 s, or at once if `hard`."""
-    for process in leaders:  # once: at a second signal Flower's node exits without telling the server
+    """End the process groups with these leaders; kill those that still run after 5 s, or at once if `hard`."""
+    for process in leaders:  # one signal only: at a second one Flower's node exits without telling the server
         _signal(process, signal.SIGKILL if hard else signal.SIGTERM)
     ends = time.monotonic() + 5
     for process in leaders:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, ends - time.monotonic()))
-        _signal(process, signal.SIGKILL)  # also for children that are left
+        _signal(process, signal.SIGKILL)  # ends children that still run, too
         process.wait()
 
 

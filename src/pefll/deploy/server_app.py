@@ -1,4 +1,4 @@
-"""The server's app: the usual training loop with an engine of real clients, or personal models for clients."""
+"""The server's app: it trains with real clients in the usual loop, or makes a personal model for each client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Report = Callable[[str], None]
 
 
 def main(grid: Any, context: Any) -> None:
-    """Do the task of the run config, to train or to personalize, with the clients of Flower's grid."""
+    """Do the task that the run config names, train or personalize, with the clients of Flower's grid."""
     console = Console(stderr=True, soft_wrap=True)
     plan = Plan.from_config(context.run_config)
     try:
@@ -41,7 +41,7 @@ def main(grid: Any, context: Any) -> None:
                 train(grid, plan, console)
     except PefllError as error:
         say(console, f"error: {error}")
-        # Flower logs that the run failed, and exits. The operator needs no traceback besides the sentence.
+        # Flower logs that the run failed, and exits. The filter removes the traceback: the sentence above is enough.
         logging.getLogger("flwr").addFilter(_without(error))
         raise
 
@@ -51,12 +51,12 @@ def _without(error: PefllError) -> Callable[[logging.LogRecord], bool]:
 
 
 def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
-    """Train with the clients of a grid, from the newest checkpoint in the federation's folder if there is one."""
+    """Train with the clients of a grid; a run with a checkpoint in the federation's folder resumes from it."""
     agreed = plan.agreement
     config = config_of(plan)
     folder = RunFolder(plan.run) if plan.folder else None
     resumes = folder is not None and any(folder.checkpoints.glob("round-*"))
-    # To resume, a state from a made-up client has the right shapes, and no client has to be asked for one.
+    # A resumed run needs only the shapes of the state. A made-up client gives them, so that no real client is asked.
     template = run.method_template(agreed.build(), config) if resumes else None
     engine = _engine(grid, plan, _reporter(console), template)
     try:
@@ -67,10 +67,10 @@ def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
 
 
 def personalize(grid: Any, plan: Plan, console: Console | None = None) -> list[str]:
-    """Make a model for every connected client, send it, and return the names of the clients that have theirs.
+    """Make a model for every connected client, send it, and return the names of the clients that have received it.
 
-    Clients that did not train get one, too. With PeFLL it takes two exchanges: a descriptor goes up, a model comes
-    down. The client writes the model to its own disk.
+    Clients that did not train get a model, too. PeFLL needs two exchanges: the client sends a descriptor, and the
+    server sends a model. The client writes the model to its disk.
     """
     report = _reporter(console)
     trained = run.load(plan.run, console)

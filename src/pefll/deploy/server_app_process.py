@@ -1,6 +1,6 @@
-"""Starts a process of the server's app for each run that the operator asks for; `main` is that process.
+"""Starts a process of the server's app for each run that the operator starts; `main` runs in this process.
 
-In Flower, another process asks for work over the network, and the argument list of the app holds the token of the run.
+In Flower, a further process asks for runs over the network, and puts the token of the run into the app's argument list.
 Everybody on the machine can read argument lists. Here the server polls its own database, and the app gets its token
 through a pipe.
 """
@@ -28,14 +28,14 @@ _CLOSE_SECONDS = 10.0
 class AppStarter(threading.Thread):
     """Polls Flower's database, `state`, for new runs, and starts a process for each.
 
-    The process gets `address`, the port for operators and apps, and `authority`, ca.crt.
+    Each process gets `address` (host:port for operators and apps) and `authority` (the path of ca.crt).
     """
 
     def __init__(self, state: Any, address: str, authority: Path, report: Callable[[str], None]) -> None:
         super().__init__(name="app-starter", daemon=True)
         self._state, self._address, self._authority, self._report = state, address, authority, report
         self._closing = threading.Event()
-        self._apps: dict[str, subprocess.Popen[bytes]] = {}  # by the tokens of their runs
+        self._apps: dict[str, subprocess.Popen[bytes]] = {}  # keys are the tokens of the runs
 
     def run(self) -> None:
         """Start a process for each new run until the server ends."""
@@ -46,7 +46,7 @@ class AppStarter(threading.Thread):
                 task = runtime_handlers.acquire_task(request, self._state)
                 if task.token:
                     self._start(task.token)
-            except Exception as error:  # noqa: BLE001 - the next run must start all the same
+            except Exception as error:  # noqa: BLE001 - the thread must go on to start the next run
                 self._report(f"a run could not be started: {error}")
 
     def is_running(self, token: bytes) -> bool:
@@ -54,9 +54,9 @@ class AppStarter(threading.Thread):
         return any(hmac.compare_digest(token, known.encode()) for known in list(self._apps))
 
     def close(self) -> None:
-        """Start no more processes, and end those that were started."""
+        """Start no more processes, and end the running ones."""
         self._closing.set()
-        if self.is_alive():  # it may be about to start one more
+        if self.is_alive():  # the thread may be about to start another process
             self.join(_CLOSE_SECONDS)
         for app in list(self._apps.values()):
             app.terminate()
@@ -78,10 +78,10 @@ class AppStarter(threading.Thread):
 
 
 def main() -> None:
-    """Read the run's token from the pipe and do the run."""
+    """Read the run's token from the pipe, and run the server's app."""
     token = sys.stdin.readline().strip()
     sys.stdin.close()
-    # Python's own list only: the system's argument list, which other users can read, stays without the token.
+    # This changes only Python's list. The system's argument list, which other users can read, never has the token.
     sys.argv = ["flwr-serverapp", *sys.argv[1:], "--token", token]
     flwr_serverapp()
 

@@ -1,4 +1,4 @@
-"""What a client checks before its process starts: the server's certificate, and that the server knows its key."""
+"""Checks before a client's process starts: the server's certificate, and whether the server knows the client's key."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _UNKNOWN_KEY = 401  # the gateway's status for an unknown key
 
 
 def check_server(address: str, authority: Path) -> None:
-    """Raise PefllError if there is no server at an address, host:port, or its certificate is not from `authority`.
+    """Raise PefllError if no server listens at host:port, or if `authority` did not sign its certificate.
 
-    Flower itself retries without saying why.
+    Without this check, Flower retries and does not say why.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -37,14 +37,15 @@ def check_server(address: str, authority: Path) -> None:
 def check_key_known(address: str, authority: Path, private_key: Path, name: str) -> None:
     """Raise PefllError if the server does not know a client's key.
 
-    The request asks to activate the client with no time between heartbeats. The gateway lets it through for a known
-    key only. Flower then refuses it, so it changes nothing. The client's process logs all other errors itself.
+    It sends a request to activate the client with an invalid time between heartbeats, 0 s. The gateway forwards it only
+    if the key is known. Then Flower refuses it, so the request changes nothing. All other errors are ignored here,
+    because the client's process logs them.
 
     Args:
-        address: of the server, host:port.
-        authority: ca.crt of the federation.
-        private_key: node.key of the client.
-        name: of the client.
+        address: address of the server, host:port.
+        authority: path of the federation's ca.crt.
+        private_key: path of the client's node.key.
+        name: name of the client.
     """
     import httpx
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key

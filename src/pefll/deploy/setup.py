@@ -1,4 +1,4 @@
-"""Makes an agreement (the settings that server and clients share) from example data."""
+"""Makes an agreement, the settings that server and clients share, from example data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pefll.engines.flower.protocol.names import client_name
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
 
-MOST_GENERATED_NAMES = 10_000  # each client needs a key of its own
+MOST_GENERATED_NAMES = 10_000  # more would take long, because each client gets a key
 
 
 def client_names(text: str) -> tuple[str, ...]:
@@ -53,15 +53,15 @@ def agreement_like(
     """Return an agreement for clients whose data has the same form as the example `like`.
 
     Args:
-        like: a data set's name, or a path to a file or folder.
+        like: name of a data set, or path of a file or folder.
         data_dir: folder of data sets.
         method: a key of METHODS, or package.module:Class.
         pairs: hyper-parameters, each NAME=VALUE.
         model: a client model's name, package.module:function, or auto.
         num_clients: number of clients that take part in training.
-        seed: of all random draws.
+        seed: seed of all random draws.
         label: see `load_samples`.
-        client: column of the client; it is not used as a feature.
+        client: name of the column with the client, which is not used as a feature.
     """
     allow(method, model)
     settings: dict[str, Any] = {}
@@ -90,10 +90,10 @@ def agreement_like(
 
 
 def _with_small_descriptor(agreed: Agreement) -> Agreement:
-    """Return the agreement with a descriptor no longer than its batch. A `descriptor_size` in the settings is kept.
+    """Return the agreement with a descriptor that has at most as many numbers as its batch has samples.
 
-    The paper has 1 + n/4 numbers for n clients, and batches of 32 samples. From n = 128 on, a descriptor has more
-    numbers than the batch has samples. Clients refuse this.
+    Clients refuse longer descriptors. The paper has 1 + n/4 numbers for n clients, and batches of 32 samples: from
+    n = 128 on, this is too long. If the settings contain `descriptor_size`, the agreement stays the same.
     """
     batch, numbers = _descriptor(agreed)
     size = batch - (numbers - getattr(agreed.build(), "descriptor", 0))
@@ -122,14 +122,14 @@ def refused_by_default(agreed: Agreement) -> list[str]:
 
 
 def _descriptor(agreed: Agreement) -> tuple[int, int]:
-    """Return how many samples a descriptor is computed from in training (0 for all), and how many values it has."""
+    """Return the number of samples behind a descriptor in training (0 for all), and the length of the descriptor."""
     method: Any = agreed.build()
     shares = agreed.classes if getattr(method, "histogram", False) else 0
     return getattr(method, "descriptor_batch", 0), getattr(method, "descriptor", 0) + shares
 
 
 def statistics(samples: Samples) -> Normalise | None:
-    """Return the channel statistics of an example's training samples; None if they are not pixels."""
+    """Return the channel statistics of an example's training samples; None if the samples are not images."""
     if samples.normalise is not None:
         return samples.normalise
     alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=())

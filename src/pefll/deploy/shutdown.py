@@ -1,4 +1,4 @@
-"""Ends a process in good order: at a signal, or when its parent process is gone."""
+"""Ends this process cleanly: at a signal, or when its parent process is gone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _POLL_SECONDS = 1.0
 
 @contextmanager
 def exit_on_signals() -> Iterator[list[int]]:
-    """Leave the block at Ctrl-C, SIGTERM or SIGHUP, by an exception inside it.
+    """Leave the `with` block at Ctrl-C, SIGTERM or SIGHUP, by an exception that is raised inside the block.
 
-    While the block cleans up, only Ctrl-C still interrupts it. SIGHUP stays ignored in a program started by `nohup`.
+    While the block cleans up, only Ctrl-C still interrupts it. If `nohup` started the program, SIGHUP stays ignored.
 
     Yields:
         The list of received signals, empty at first.
@@ -44,14 +44,14 @@ def exit_on_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def exit_with_parent(report: Callable[[str], None]) -> Iterator[None]:
-    """Exit this process, inside the block, as soon as its parent process is gone.
+    """Inside the `with` block, exit this process as soon as its parent process is gone.
 
-    Flower interrupts an app when its server was killed. Training would treat this as Ctrl-C and stop after the round.
+    If the server is killed, Flower interrupts the app. Training would treat this as Ctrl-C and stop after the round.
     But no round ends without a server, and Flower retries for ever. The app would keep the lock of the run folder, and
-    the next server could not resume the run. Exiting at once loses nothing: checkpoints are written atomically.
+    the next server could not resume the run. An immediate exit loses nothing: checkpoints are written atomically.
 
     Args:
-        report: gets the reason before the exit.
+        report: function that gets the reason before the exit.
     """
     parent, left = os.getppid(), threading.Event()
 
@@ -60,8 +60,8 @@ def exit_with_parent(report: Callable[[str], None]) -> Iterator[None]:
             if os.getppid() != parent:
                 try:
                     report("the server that started this run is gone, so the run ends; start it again to resume it")
-                finally:  # the reader of the report may be gone, too
-                    os._exit(1)  # the main thread may wait for the server inside Flower
+                finally:  # `report` fails if its terminal is gone, too
+                    os._exit(1)  # ends the main thread, too, which may wait for the server inside Flower
 
     threading.Thread(target=watch, daemon=True).start()
     try:

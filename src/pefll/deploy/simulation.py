@@ -23,28 +23,28 @@ from pefll.runs.record import RunFolder
 from pefll.training import fitting
 from pefll.training.run import Run
 
-KINDS = (".npz", ".csv", ".parquet", "")  # ends of the names of clients' data; "" for a folder
+KINDS = (".npz", ".csv", ".parquet", "")  # suffixes of files with clients' data; "" for a folder
 
 
 def simulate(folder: Path, data: Path, rounds: int, console: Console | None = None, label: str = LABEL) -> Run:
-    """Train the first rounds of a federation's run on this machine, with data in place of the clients' own.
+    """Train the first rounds of a federation's run on this machine, with other data in place of the clients' data.
 
-    `pefll flower run` continues it, with the same settings, seed and numbers of clients. If the data is that of the
-    clients, the run has the same bits as one with real clients. The summary, the history and the log say which rounds
-    were simulated.
+    `pefll flower run` continues the run, with the same settings, seed and client numbers. If `data` is the data of the
+    real clients, the run has the same bits as one with real clients. The summary, the history and the log say which
+    rounds were simulated.
 
     Args:
-        folder: of the federation.
-        data: has a file or folder for each client: NAME.npz, NAME.csv, NAME.parquet or NAME/class/*.png.
-        rounds: the last one to simulate; an earlier simulation is continued.
-        console: shows progress; None for silence.
-        label: a table's column of labels, or an .npz's array of them.
+        folder: folder of the federation.
+        data: folder with data for each client: NAME.npz, NAME.csv, NAME.parquet or NAME/class/*.png.
+        rounds: the last round to simulate; an earlier simulation is continued.
+        console: console for progress; None for silence.
+        label: name of the labels, which are a column of a table or an array of an .npz file.
     """
     plan = read_app(folder)
     if not 1 <= rounds < plan.rounds:
         raise PefllError(
-            f"{argument('rounds')} is {rounds:,}; of {counted(plan.rounds, 'round')} that the federation trains for, 1 "
-            f"to {plan.rounds - 1:,} can be simulated",
+            f"{argument('rounds')} is {rounds:,}; the federation trains for {counted(plan.rounds, 'round')}, so 1 to "
+            f"{plan.rounds - 1:,} can be simulated",
             code="PEFLL-F110",
         )
     run = RunFolder(replace(plan, folder=str(folder.resolve())).run)
@@ -58,19 +58,19 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
             code="PEFLL-F112",
         )
     federation = join_members(plan, [_member(plan, name, data, label) for name in plan.names])
-    # One checkpoint at the end is enough: to repeat a crashed simulation takes seconds.
+    # One checkpoint at the end is enough, because a crashed simulation can be repeated in seconds.
     config = replace(config_of(plan), engine=SerialEngine.name, rounds=rounds, checkpoint_every=rounds)
     agreed = plan.agreement
     engine = SerialEngine(federation, agreed.build(), agreed.seed, cohort_size(plan), agreed.dtype)
     try:
-        # No maps: these descriptors would not be of real clients, which make no new ones.
+        # No maps: their descriptors would come from simulated clients, and real clients would not replace them.
         return fitting.fit_on(engine, config, run.path, console, maps=False)
     finally:
         engine.close()
 
 
 def join_members(plan: Plan, members: list[Federation]) -> Federation:
-    """Return one federation of several with one client each, `members`, in the order of the plan's names."""
+    """Return one federation that has the clients of `members`, one client each, in the order of the plan's names."""
     first, agreed = members[0], plan.agreement
     rows, offsets, samples, before = [], [], 0, 0
     for own in members:

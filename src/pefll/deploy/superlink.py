@@ -1,7 +1,7 @@
 """The server's process: Flower's SuperLink behind two ports, one for clients and one for the operator.
 
-`flower-superlink` has one port, and everybody who reaches it may command the server. This process makes the same
-application and serves it twice: to clients at the federation's address (`gateway.FleetGateway`), and to the operator at
+Flower's program `flower-superlink` has one port, and everybody who reaches it may command the server. This process runs
+the same application behind two ports. Clients use the federation's address (`gateway.FleetGateway`). The operator uses
 a free port of this machine (`gateway.OperatorGateway`).
 """
 
@@ -63,12 +63,12 @@ from pefll.deploy.private import PRIVATE_UMASK
 from pefll.deploy.server_app_process import AppStarter
 
 LOOPBACK = "127.0.0.1"
-# A client has one or two connections. More than this many at once are refused.
+# The server refuses more open connections than this. A client has one or two connections.
 MOST_CONNECTIONS = 4096
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
-    """A server that handles no signals, because two of them run side by side."""
+    """A web server that handles no signals, because two servers run in this process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,9 +77,9 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
 
 def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
-    """Serve a federation to clients at host:port until the process is asked to end.
+    """Run a federation's server for clients at host:port until a signal ends the process.
 
-    `folder` has server/ and keys/. `database` is the file of nodes and runs; None for one in memory.
+    `folder` contains server/ and keys/. `database` is the file of nodes and runs; None for a database in memory.
     """
     most = max(1, min(MOST_CONNECTIONS, raise_descriptor_limit() - RESERVED_DESCRIPTORS))
     public, own = LimitedListener(bind(host, port, folder), most), bind(LOOPBACK, 0, folder)
@@ -102,15 +102,15 @@ def serve(folder: Path, host: str, port: int, database: Path | None) -> None:
 
 
 def write_access(home: Path, address: str, authority: Path, token: str) -> None:
-    """Write the operator's address and secret where `flwr` reads them, in place of those of an earlier server.
+    """Write the operator's address and secret for `flwr`, in place of those of an earlier server.
 
-    `flwr` reads them in the folder `FLWR_HOME`, and sends the secret as the access token of an account. Only the
-    owner of the federation can read that folder.
+    `flwr` reads both in the folder `FLWR_HOME`, and sends the secret as the access token of an account. Only the owner
+    of the federation can read this folder.
 
     Args:
-        home: the federation's own Flower home; `FLWR_HOME` of this process must name it.
-        address: of the operator's port, host:port.
-        authority: ca.crt.
+        home: the federation's Flower home folder; `FLWR_HOME` of this process must be the same.
+        address: address of the operator's port, host:port.
+        authority: path of ca.crt.
         token: the secret.
     """
     with redirect_stdout(io.StringIO()):
@@ -120,14 +120,14 @@ def write_access(home: Path, address: str, authority: Path, token: str) -> None:
     )
     place = home / "credentials.yaml"
     place.unlink(missing_ok=True)
-    store = FileCredentialStore(place)  # it writes atomically, with mode 0600
+    store = FileCredentialStore(place)  # writes atomically, with mode 0600
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
     for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
         store.set(key % address, token.encode())
 
 
 class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
-    """Flower's check of accounts, with one account: the operator's, by the secret.
+    """Flower's check of accounts, with one account: the operator's. A request with the secret belongs to it.
 
     `gateway.OperatorGateway` has checked the secret before.
     """
@@ -137,7 +137,7 @@ class OperatorAccount(NoOpControlAuthnPlugin):  # type: ignore[misc]
         self._token = token
 
     def validate_tokens_in_metadata(self, metadata: Any) -> tuple[bool, AccountInfo | None]:
-        """Return whether a request has the secret, and the operator's account."""
+        """Return whether a request has the secret, and the operator's account if so."""
         given = [str(value) for _, value in metadata]
         if len(given) != 1 or not secrets.compare_digest(given[0].encode(), self._token.encode()):
             return False, None
@@ -152,7 +152,7 @@ async def _serve_both(
     sockets: tuple[socket.socket, socket.socket],
     starter: AppStarter,
 ) -> None:
-    """Serve the operator and clients side by side; clients' port opens last."""
+    """Run the operator's port and the clients' port at the same time; the clients' port opens last."""
     settings: dict[str, Any] = {
         "log_config": get_uvicorn_log_config(console_handler.level),
         "ssl_certfile": config.ssl_certfile,
@@ -190,7 +190,7 @@ async def _serve_both(
 
 
 def _config(folder: Path, port: int, database: Path | None, token: str) -> SuperLinkLifespanConfig:
-    """Return Flower's settings: TLS, authentication of nodes, and a random secret so that nobody else can get tasks."""
+    """Return Flower's settings: TLS, authentication of nodes, and a random secret, so that others get no tasks."""
     paths = [folder / "server" / name for name in ("ca.crt", "server.crt", "server.key")]
     authority, certificate, key = (path.read_bytes() for path in paths)
     return SuperLinkLifespanConfig(
@@ -233,7 +233,7 @@ def main() -> None:
     given = parser.parse_args()
     os.umask(PRIVATE_UMASK)
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
-        os.environ.pop(name, None)  # they open more ports, without a gateway
+        os.environ.pop(name, None)  # these settings open further ports, which no gateway protects
     try:
         serve(given.folder, given.host, given.port, given.database)
     except PefllError as error:

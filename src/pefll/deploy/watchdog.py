@@ -1,10 +1,10 @@
-"""A watchdog process: it ends every process that this process started, as soon as this process is gone.
+"""A watchdog process: when this process is gone, it ends every process that this process started.
 
-A process cannot clean up after SIGKILL. Flower's programs do not notice the end of their parent, and some start others
-in sessions of their own. So every started process has a tag in its environment, and its own children inherit the tag.
-The watchdog reads from a pipe until this process closes the other end. Then it ends all processes with the tag.
+A process cannot clean up after SIGKILL. Flower's programs do not notice the end of their parent, and some of them start
+others in new sessions. So every started process has a tag in its environment, and its children inherit the tag. The
+watchdog reads from a pipe until this process closes the other end. Then it ends all processes with the tag.
 
-The watchdog runs this file alone, without the package: it starts at once and takes little memory.
+The watchdog runs only this file, without the rest of the package. So it starts at once and takes little memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 
 TAG = "PEFLL_STARTED_BY"
-END_SECONDS = 3.0  # from SIGTERM to SIGKILL
+END_SECONDS = 3.0  # time from SIGTERM to SIGKILL
 _lock = threading.Lock()
-_watchdog: tuple[int, str, subprocess.Popen[bytes]] | None = None  # the watched process, the tag's value, the watchdog
+_watchdog: tuple[int, str, subprocess.Popen[bytes]] | None = None  # watched process, value of the tag, watchdog
 
 
 def watchdog_environment() -> dict[str, str]:
-    """Return what to add to the environment of a process that must not outlive this one.
+    """Return an environment variable for a new process that must not outlive this process.
 
     The first call starts the watchdog.
     """
@@ -38,9 +38,9 @@ def watchdog_environment() -> dict[str, str]:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__, value],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # a reader of this process's output must see its end
+                stdout=subprocess.DEVNULL,  # else a reader of this process's output would wait for the watchdog's end
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C must reach this process only
+                start_new_session=True,  # Ctrl-C must not reach the watchdog
                 env={name: text for name, text in os.environ.items() if name != TAG},
             )
             _watchdog = os.getpid(), value, process
@@ -49,7 +49,7 @@ def watchdog_environment() -> dict[str, str]:
 
 
 def _end_watchdog(process: subprocess.Popen[bytes]) -> None:
-    """Let the watchdog end the remaining processes, and wait for it."""
+    """Make the watchdog end the remaining processes, and wait until it has ended."""
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
@@ -58,7 +58,7 @@ def _end_watchdog(process: subprocess.Popen[bytes]) -> None:
 
 
 def tagged_processes(value: str) -> list[int]:
-    """Return the running processes with a tag's value, except this one."""
+    """Return the numbers of the running processes whose tag has this value, except this process."""
     word = f"{TAG}={value}"
     places = Path("/proc")
     if not (places / "self" / "environ").exists():
@@ -66,20 +66,20 @@ def tagged_processes(value: str) -> list[int]:
     found = []
     for place in places.iterdir():
         if place.name.isdecimal() and int(place.name) != os.getpid():
-            with suppress(OSError):  # it has ended, or belongs to another user
+            with suppress(OSError):  # the process has ended, or belongs to another user
                 if word.encode() in (place / "environ").read_bytes().split(b"\0"):
                     found.append(int(place.name))
     return found
 
 
 def _tagged_by_ps(word: str) -> list[int]:
-    """Do the same on systems without /proc, such as macOS: `ps -E` shows environments there."""
+    """Return the same on systems without /proc, such as macOS, where `ps -E` shows environments."""
     lines = subprocess.run(["ps", "-AEww", "-o", "pid=,command="], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in lines if word in line.split() and int(line.split()[0]) != os.getpid()]
 
 
 def end_tagged(value: str, seconds: float = END_SECONDS) -> None:
-    """End all processes with a tag's value; kill those that still run after some seconds."""
+    """End all processes whose tag has this value; kill those that still run after `seconds`."""
     began, asked = time.monotonic(), set()
     while (left := tagged_processes(value)) and time.monotonic() - began < 3 * seconds:
         kills = time.monotonic() - began > seconds
@@ -93,7 +93,7 @@ def end_tagged(value: str, seconds: float = END_SECONDS) -> None:
 
 def _watch(value: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # only the end of the watched process ends it
+        signal.signal(number, signal.SIG_IGN)  # only the end of the watched process ends the watchdog
     sys.stdin.buffer.read()
     end_tagged(value)
 

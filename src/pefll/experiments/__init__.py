@@ -1,1 +1,1 @@
-"""One small file per experiment: what to run, and how to show it."""
+"""Experiments of the paper: one small file each, which says what to run and how to show the results."""

@@ -24,7 +24,7 @@ _HEADINGS = {"seen": "Clients that took part in training", "unseen": "Clients th
 
 
 class Entry(NamedTuple):
-    """One mean of the table, and the paper's."""
+    """One mean of the table, with the paper's mean."""
 
     group: str  # seen or unseen
     method: str
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
     seeds: int
     wanted: int  # number of seeds of the column
     paper: tuple[float, float] | None  # the paper's mean and standard deviation for this federation
-    best: bool  # whether it is the best of at least two methods
+    best: bool  # whether at least two methods are compared, and this mean is the best
 
 
 class Lead(NamedTuple):
@@ -44,36 +44,36 @@ class Lead(NamedTuple):
     method: str
     cell: Cell
     baseline: str
-    points: float  # the difference of the two means
+    points: float  # difference of the two means, in percentage points
     difference: Difference | None  # a test over clients; None if the results lack counts for the same clients
 
 
-Entries = dict[tuple[str, str, str], Entry]  # by group, method and cell's name
+Entries = dict[tuple[str, str, str], Entry]  # (group, method, cell's name) -> entry
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table."""
+    """The content of Table 1."""
 
     cells: Sequence[Cell]
     entries: Entries
     leads: list[Lead]
-    more: Entries  # of methods with more seeds than their column; means over all their seeds
+    more: Entries  # means over all seeds, for methods that have more seeds than their column
     more_leads: list[Lead]
     rounds: int
 
 
 def compare(found: Found, cells: Sequence[Cell], rounds: int, seeds: Sequence[int]) -> Comparison:
-    """Return the table of the results found.
+    """Return Table 1 for these results.
 
     A column has the wanted seeds, and each other seed that all of the paper's methods have. Rows with more seeds are
     listed again in `more`, with all seeds. Their leads are computed only if the column's best baseline is among them.
 
     Args:
         found: all results of each method in each cell.
-        cells: the columns.
-        rounds: of training.
-        seeds: wanted in each column.
+        cells: cells of the table, one per column.
+        rounds: number of training rounds.
+        seeds: seeds that every column should have.
     """
     table = Comparison(cells, {}, [], {}, [], rounds)
     for group in GROUPS:
@@ -139,7 +139,7 @@ def _best_baseline(column: Column, group: str) -> str | None:
 
 
 def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list[Pair]:
-    """Return the counts of two methods on the same clients, one pair for each seed that both have."""
+    """Return the counts of two methods on the same clients: one pair for each seed that both methods have."""
     others = {result["seed"]: result for result in theirs}
     pairs = []
     for mine in ours:
@@ -276,12 +276,12 @@ def _lead_row(lead: Lead) -> str:
 
 
 def entry_markdown(entry: Entry) -> str:
-    """Return our mean in Markdown, bold if it is the best, and the paper's in brackets."""
+    """Return our mean in Markdown, bold if it is the best, with the paper's mean in brackets."""
     return _cell(entry, lambda text: f"**{text}**", "±")
 
 
 def _cell(entry: Entry, bold: Callable[[str], str], plus_minus: str) -> str:
-    """Return our mean, bold if it is the best, and the paper's in brackets."""
+    """Return our mean as text, bold if it is the best, with the paper's mean in brackets."""
     ours = MISSING
     if entry.mean is not None:
         ours = f"{entry.mean:.1f}" + ("" if entry.std is None else f" {plus_minus} {entry.std:.1f}")
@@ -292,7 +292,7 @@ def _cell(entry: Entry, bold: Callable[[str], str], plus_minus: str) -> str:
 
 
 def latex(table: Comparison) -> str:
-    """Return the table in LaTeX; it needs no packages."""
+    """Return the table in LaTeX, which needs no packages."""
     lines = [
         "% Made by `pefll reproduce table1 --tables-only`; the paper's numbers are in brackets.",
         f"\\begin{{tabular}}{{l{'c' * len(table.cells)}}}",

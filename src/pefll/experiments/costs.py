@@ -1,4 +1,4 @@
-"""The cost of a new client's model per method, with the model's accuracy."""
+"""For each method, what a new client's model costs, and how accurate it is."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder, run_folders
 from pefll.training.cost import NewClientCost, cost_of_median_client
 
-# Fields in which results that differ only by seed agree.
+# Results that differ only by seed agree in these fields.
 _SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings", "precision")
 
 
 class MethodCost(NamedTuple):
-    """The cost of a new client with one method, and the results of the method.
+    """The results of a method, and what it costs to make a model for a new client.
 
     Attributes:
-        results: of runs that differ only by seed.
-        cost: for one new client of the first run.
+        results: results of runs that differ only by seed.
+        cost: cost for one new client of the first run.
     """
 
     results: list[Result]
@@ -115,7 +115,7 @@ def _of_result(content: Any, path: Path) -> Finished:
 
 
 def _checked(result: Any, path: Path) -> Result:
-    needed = {*_SAME, "num_unseen", "seed", "accuracy"} - {"precision"}  # older results lack the precision
+    needed = {*_SAME, "num_unseen", "seed", "accuracy"} - {"precision"}  # older results have no precision
     if not isinstance(result, dict) or not needed <= result.keys():
         raise PefllError(f"{path} is not a result file; make one with `pefll results add RUN`", code="PEFLL-X002")
     if result.get("split", "test") != "test":
@@ -123,19 +123,19 @@ def _checked(result: Any, path: Path) -> Result:
             f"{path} is from `pefll tune` and has no test accuracy; give the result of a training run",
             code="PEFLL-X003",
         )
-    # Older results lack newer hyper-parameters; assume the defaults.
+    # Older results lack newer hyper-parameters, which then have their defaults.
     return result | {"settings": hyperparameters(result["method"]) | result["settings"]}
 
 
 def method_costs(
     runs: Sequence[Finished], data_dir: Path | None = None, console: Console | None = None
 ) -> list[MethodCost]:
-    """Return the cost of a new client with each method. Of runs that differ only by seed, the first is used.
+    """Return for each method what a new client costs. Among runs that differ only by seed, the first is used.
 
     Args:
         runs: finished runs; their weights are not needed.
-        data_dir: the folder of data sets; None for the one in each run's config.
-        console: shows progress.
+        data_dir: folder of data sets; None for the folder that each run's config names.
+        console: console for progress.
     """
     groups: dict[str, list[Finished]] = {}
     for one in runs:
@@ -207,8 +207,8 @@ def write_costs(rows: Sequence[MethodCost], target: Path) -> list[Path]:
     """Write the tables as Markdown and CSV, and return the paths.
 
     Args:
-        rows: the rows.
-        target: the path of both files, without extension.
+        rows: rows of the tables.
+        target: path of both files, without extension.
     """
     lines = [
         "# What a new client pays for its model",

@@ -1,4 +1,4 @@
-"""The demo: compares Local, FedAvg and PeFLL on unseen clients, with data that needs no download."""
+"""The demo: compares Local, FedAvg and PeFLL on unseen clients. Its data needs no download."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pefll.training.fitting import fit
 from pefll.training.run import Run
 
 TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
-# Learning rates: the best on the validation samples of seen clients (benchmarks/demo_grid.py).
+# These learning rates are best on the validation samples of seen clients (benchmarks/demo_grid.py).
 SETTINGS: dict[str, dict[str, Any]] = {
     "local": {"client_lr": 5e-3},
     "fedavg": {"client_lr": 0.02, "local_steps": 10},
@@ -38,9 +38,9 @@ def demo(folder: Path, seeds: int, console: Console) -> None:
     """Compare Local, FedAvg and PeFLL on handwritten digits, then make a personal model for a new client.
 
     Args:
-        folder: for runs, pictures and the personal model; runs of an earlier demo in it are replaced.
-        seeds: number of seeds; each has its own clients.
-        console: where to print.
+        folder: folder for runs, pictures and the personal model; runs of an earlier demo are replaced.
+        seeds: number of seeds; each seed makes other clients.
+        console: console to print on.
     """
     if seeds < 1:
         raise PefllError(f"{argument('seeds')} is {seeds}; it must be at least 1", code="PEFLL-X004")
@@ -77,7 +77,7 @@ def demo(folder: Path, seeds: int, console: Console) -> None:
 
 
 def clients(seed: int) -> Federation:
-    """Return the demo's federation."""
+    """Return the demo's federation for a seed."""
     samples = load_samples("digits", Path("."))
     return make_federation(samples, partition=PARTITION, clients=CLIENTS, seed=seed, unseen=UNSEEN)
 
@@ -122,7 +122,7 @@ def _table(runs: dict[str, list[Run]]) -> Table:
 
 
 def _personal_model(folder: Path, runs: dict[str, list[Run]], console: Console) -> None:
-    """Make a model for an unseen client from its training samples, and test it on its other samples."""
+    """Make a model for an unseen client from its training samples, and test the model on its other samples."""
     run = runs["pefll"][0]
     federation = clients(run.config.seed)
     tests = federation.count[TEST, federation.num_seen :]
@@ -162,7 +162,7 @@ def _pictures(folder: Path, runs: dict[str, list[Run]], seeds: int, console: Con
 
 
 def _clear(runs: Path) -> None:
-    """Delete the runs of an earlier demo; PefllError if the folder holds anything else."""
+    """Delete the runs of an earlier demo; PefllError if the folder contains anything else."""
     for path in sorted(runs.glob("*")) if runs.is_dir() else []:
         if not RunFolder(path).config_file.is_file():
             raise PefllError(

@@ -1,4 +1,4 @@
-"""Do similar clients have similar descriptors? Measured during training (the paper's `fig:rank_corr`)."""
+"""Measures during training whether similar clients have similar descriptors (the paper's `fig:rank_corr`)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ CELLS = tuple(
     for n in (100, 500, 1000)
 )
 ROW = Row("PeFLL", "pefll")
-PAPER = 0.93  # at the end of training, with 1000 clients
-ABOUT = 0.05  # tolerance for "about"
+PAPER = 0.93  # the paper's correlation at the end of training, with 1000 clients
+ABOUT = 0.05  # a correlation is "about" the paper's if it is at most this much smaller
 GRID = 1000  # the map's coordinates are stored as integers from -GRID to GRID
 
 
@@ -101,12 +101,12 @@ class DescriptorCorrelation:
 
 
 def _measured(evidence: Evidence, cell: Cell) -> list[dict[str, Any]]:
-    """Return the measurements, one per seed."""
+    """Return the measurements of a cell, one per seed."""
     return [one["measured"]["descriptors"] for one in evidence.results(ROW.name, cell.name)]
 
 
 def _over_rounds(measured: Sequence[dict[str, Any]]) -> dict[int, list[float]]:
-    """Return the correlations of all seeds by round, for rounds that all seeds have."""
+    """Return, for each round that all seeds have, the correlations of all seeds."""
     if not measured:
         return {}
     rounds = sorted(set.intersection(*(set(one["rounds"]) for one in measured)))
@@ -206,10 +206,10 @@ EXPERIMENT = Experiment(
     name="descriptors",
     title="Similar clients have similar descriptors",
     about="PeFLL on CIFAR-10; each client's class proportions are drawn from a Dirichlet distribution with "
-    "concentration 0.1. An unseen client has two distances to each other client: of descriptors, and of class "
-    "proportions in the training samples. The figure is Spearman's rank correlation of the two, as a mean over unseen "
-    "clients. The map shows the first seed at the end of training; unseen clients have a black edge. Clients may share "
-    "training samples.",
+    "concentration 0.1. From each unseen client to each other client we compute two distances: between descriptors, "
+    "and between class proportions of training samples. The figure is Spearman's rank correlation of the two "
+    "distances, as a mean over unseen clients. The map shows the first seed at the end of training; unseen clients "
+    "have a black edge. Clients may share training samples.",
     cells=CELLS,
     rows=(ROW,),
     panels=[

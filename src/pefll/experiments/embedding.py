@@ -18,9 +18,9 @@ PAPER = {
 EXPERIMENT = Experiment(
     name="embedding",
     title="Embedding networks",
-    about="PeFLL with the settings of Table 1 and different embedding networks. The paper's figures are with label "
-    "masking, as its ConvNet on CIFAR-10 shows. Table 1 uses the linear embedding on CIFAR-100; the paper's ablation "
-    "does not include it.",
+    about="PeFLL with the settings of Table 1 and different embedding networks. The paper's figures use label "
+    "masking, as its figures for the ConvNet on CIFAR-10 show. Table 1 uses the linear embedding on CIFAR-100; the "
+    "paper's ablation does not include it.",
     cells=CELLS,
     rows=ROWS,
     panels=all_views(CELLS, ROWS, PAPER),

@@ -15,19 +15,19 @@ from pefll.experiments.significance import Pair, paired_bootstrap
 from pefll.report import mean_and_std
 
 HOLDS, FAILS, OPEN, NOTHING = "holds", "does not hold", "not decided", "no results yet"
-# Two-sided 95% quantiles of Student's t, by degrees of freedom; the last one is used for all larger ones.
+# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom; the last one also serves for more.
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
-_COUNTS = {"per_sample": "correct", "masked": "masked"}  # measure -> its counts per client in a result
+_COUNTS = {"per_sample": "correct", "masked": "masked"}  # measure -> name of its counts per client in a result
 
 
 class Gap(NamedTuple):
     """How far one point is ahead of another, in percentage points."""
 
     points: float
-    low: float | None  # of the 95% interval; None for one seed
-    high: float | None
-    basis: str  # of the interval: clients, seeds, or ""
-    seeds: int
+    low: float | None  # lower end of the 95% interval; None for one seed
+    high: float | None  # upper end
+    basis: str  # what the interval was computed over: clients, seeds, or "" without an interval
+    seeds: int  # number of seeds
 
     @property
     def interval(self) -> str:
@@ -38,10 +38,10 @@ class Gap(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a statement holds in one place."""
+    """Whether a statement of the paper holds in one comparison."""
 
     text: str
-    place: str  # in the paper
+    place: str  # label of the statement's figure, table or section in the paper
     where: str  # the federation, and what was compared
     figure: str
     interval: str
@@ -81,7 +81,7 @@ class Evidence:
                 self._results[name, cell.name] = [one for one in results if one["seed"] in kept]
 
     def results(self, row: str, cell: str) -> list[Result]:
-        """Return the results of a row in a cell, in the order of their seeds."""
+        """Return the results of a row in a cell, sorted by seed."""
         return self._results.get((row, cell), [])
 
     def values(self, point: Point) -> dict[int, float]:
@@ -90,7 +90,7 @@ class Evidence:
         return {seed: 100 * score[point.measure] for seed, score in scores.items() if score}
 
     def entry(self, point: Point) -> Entry:
-        """Return the mean of a point, with the paper's."""
+        """Return the mean of a point, with the paper's mean."""
         values = list(self.values(point).values())
         mean, std = mean_and_std(values) if values else (None, None)
         row = next(row for row in self.experiment.rows if row.name == point.row)
@@ -98,7 +98,7 @@ class Evidence:
         return Entry(point.group, point.row, point.cell, mean, std, len(values), wanted, point.paper, best=False)
 
     def gap(self, first: Point, second: Point) -> Gap | None:
-        """Return how far one point is ahead of another, over the seeds that both have; None if there are none.
+        """Return how far one point is ahead of another, over the seeds that both have; None without common seeds.
 
         If all results have counts for the same clients, the interval is from a paired bootstrap over clients. Otherwise
         it is Student's interval over the seeds' differences.
@@ -128,7 +128,7 @@ class Evidence:
         return Pair(*(np.array(part, dtype=np.int64) for part in parts))
 
     def verdicts(self) -> list[Verdict]:
-        """Return a verdict for each statement in each of its places."""
+        """Return a verdict for each comparison of each statement."""
         more = self.experiment.judge(self) if self.experiment.judge else []
         found = [
             self._judge(statement, pair) for statement in self.experiment.statements for pair in statement.compared
@@ -146,7 +146,7 @@ class Evidence:
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign and one decimal place; never minus zero."""
+    """Return a number with its sign and one decimal place; zero is +0.0."""
     return f"{round(value, 1) + 0.0:+.1f}"
 
 
@@ -163,8 +163,8 @@ def gap_over_seeds(differences: Sequence[float]) -> Gap:
 def judged(gap: Gap, least: float | None, most: float | None) -> str:
     """Return whether a gap is within limits: HOLDS, FAILS or OPEN.
 
-    It fails if the mean is outside. It holds if the whole interval is inside. Otherwise it is open. With one seed there
-    is no interval, and the mean alone decides.
+    FAILS means that the mean is outside the limits. HOLDS means that the whole interval is inside. Everything else is
+    OPEN. With one seed there is no interval, and only the mean decides.
     """
     low, high = (gap.points if end is None else end for end in (gap.low, gap.high))
     if (least is not None and gap.points <= least) or (most is not None and gap.points > most):

@@ -19,7 +19,7 @@ CIFAR10, CIFAR100, FEMNIST = table1.CELLS[:3], table1.CELLS[3:6], table1.CELLS[6
 
 
 class Point(NamedTuple):
-    """One mean of a table, with the paper's."""
+    """One mean of a table, with the paper's mean."""
 
     row: str
     cell: Cell
@@ -42,7 +42,7 @@ class Compared(NamedTuple):
 
     Attributes:
         first: the point that the statement is about.
-        second: the point that it is compared with.
+        second: the point that `first` is compared with.
         least: first - second must exceed this, in percentage points; None for no limit.
         most: first - second must not exceed this, in percentage points; None for no limit.
     """
@@ -66,13 +66,13 @@ class Experiment:
     """A table or figure of the paper.
 
     Attributes:
-        name: on the command line.
-        title: the heading of its page.
-        about: what was done, and how it differs from the paper, in Markdown.
-        cells: federations.
+        name: name on the command line.
+        title: heading of the experiment's page.
+        about: Markdown that says what was done, and how it differs from the paper.
+        cells: federations of the experiment.
         rows: methods and settings that are run in each cell.
         panels: tables of accuracies.
-        statements: the paper's statements about them.
+        statements: the paper's statements about these accuracies.
         measure: an additional measurement of each run.
         sections: returns more Markdown for the page.
         judge: returns more verdicts.
@@ -97,7 +97,7 @@ class Experiment:
 
     @property
     def file_stem(self) -> str:
-        """The name of its output files without extension."""
+        """Name of the output files without extension."""
         return self.stem or self.name
 
 
@@ -111,11 +111,11 @@ def panel(
     """Return a table with a column for each cell.
 
     Args:
-        title: of the table.
-        cells: its columns.
-        lines: a point for each line, by title; its cell is replaced by that of the column.
-        paper: the paper's figures for each line, in the order of the cells; None for a missing one.
-        rows: of the experiment. If a row is not run on a cell's data, its line is empty there.
+        title: title of the table.
+        cells: cells of the table, one per column.
+        lines: title of each line, and a point of which everything except the cell is used.
+        paper: the paper's figures for each line, in the order of the cells; None for a missing figure.
+        rows: rows of the experiment. If a row is not run on a cell's data, its line is empty in that column.
     """
     by_name = {row.name: row for row in rows}
     made = []
@@ -140,7 +140,7 @@ def all_views(
 ) -> list[Panel]:
     """Return four tables with a line for each row: seen and unseen clients, with and without label masking.
 
-    The paper's figures are in the table of seen clients with masking, because its ablations report these.
+    The paper's figures are in the table of seen clients with masking, because the paper's ablations report these.
     """
     return [
         panel(

@@ -1,4 +1,4 @@
-"""Accuracy on new clients with other class proportions than in training (the paper's `fig:ood_clients`)."""
+"""Accuracy on new clients whose class proportions differ from training clients' (the paper's `fig:ood_clients`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pefll.training.run import Run
 Array = npt.NDArray[Any]
 CELL = DIRICHLET_CELLS[0]
 ALPHAS = tuple(round(0.1 * step, 1) for step in range(1, 11))
-GROUP = 25  # clients for each α; each has about 370 training samples, and a training client has 400
+GROUP = 25  # new clients for each α, with about 370 training samples each; a training client has 400
 # PeFLL, Local, and the baselines of Table 1 that are best on CIFAR-10.
 ROWS = (
     *(Row("PeFLL", "pefll"), Row("kNN-Per", "knn-per"), Row("Per-FedAvg", "per-fedavg")),
@@ -38,15 +38,15 @@ PLACE = "fig:ood_clients"
 
 
 def new_clients(trained: Federation, seed: int, alphas: Sequence[float] = ALPHAS, group: int = GROUP) -> Federation:
-    """Return a federation of new clients, group by group; no client trained on their samples.
+    """Return a federation of new clients, sorted by group. Nobody has trained on their samples.
 
-    Their training samples are the validation samples of the trained federation, which only chose the best round. Their
-    test samples are its test samples.
+    The new clients' training samples are the validation samples of the trained federation. These were used only to
+    choose the best round. The new clients' test samples are the test samples of the trained federation.
 
     Args:
         trained: the federation used for training.
-        seed: of the random partition.
-        alphas: the Dirichlet concentration of each group.
+        seed: seed of the random partition.
+        alphas: Dirichlet concentration of each group.
         group: number of clients in a group.
     """
     rows = {split: _rows(trained, split) for split in (VALIDATION, TEST)}
@@ -77,7 +77,7 @@ def new_clients(trained: Federation, seed: int, alphas: Sequence[float] = ALPHAS
 
 
 def _rows(federation: Federation, split: int) -> Array:
-    """Return the indices of all clients' samples in a split, each once."""
+    """Return the indices of all clients' samples in a split, each index once."""
     every = [federation.indices(client, split).numpy(force=True) for client in range(federation.num_clients)]
     return np.unique(np.concatenate(every))
 
@@ -92,7 +92,7 @@ class NewClientAccuracy:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Its runs need no special settings."""
+        """No fields, because these runs need no special settings."""
         return {}
 
     def callbacks(self) -> Sequence[Callback]:
@@ -100,7 +100,7 @@ class NewClientAccuracy:
         return ()
 
     def of(self, run: Run, folder: Path) -> dict[str, Any]:
-        """Return the counts of samples and correct predictions of each new client, at the best round."""
+        """Return the numbers of samples and of correct predictions of each new client, at the best round."""
         del folder
         assert run.federation is not None
         data = new_clients(run.federation, run.config.seed, self.alphas, self.group)
@@ -120,7 +120,7 @@ def _counts(result: Result, alpha: float, what: str) -> Array:
 
 
 def accuracies(results: Sequence[Result], alpha: float) -> dict[int, float]:
-    """Return the accuracy in per cent on the new clients of one concentration, by seed."""
+    """Return, for each seed, the accuracy in per cent on the new clients of one concentration."""
     return {
         one["seed"]: 100 * float(_counts(one, alpha, "correct").sum() / _counts(one, alpha, "samples").sum())
         for one in results
@@ -130,7 +130,7 @@ def accuracies(results: Sequence[Result], alpha: float) -> dict[int, float]:
 def gap(ours: Sequence[Result], at: float, theirs: Sequence[Result], other: float) -> Gap | None:
     """Return how far `ours` at concentration `at` is ahead of `theirs` at `other`; None without common seeds.
 
-    At the same concentration, clients are paired. Otherwise seeds are paired.
+    If the concentrations are equal, the interval is from pairs of clients. Otherwise it is from pairs of seeds.
     """
     mine, yours = accuracies(ours, at), accuracies(theirs, other)
     seeds = sorted(mine.keys() & yours.keys())
@@ -213,11 +213,12 @@ def _draw(evidence: Evidence, folder: Path) -> list[Path]:
 EXPERIMENT = Experiment(
     name="extrapolation",
     title="New clients unlike those of training",
-    about="CIFAR-10 with 100 clients whose class proportions are Dirichlet with α = 0.1; 90 of them train. For each α, "
-    f"there are {GROUP} new clients. A new client has about 370 training samples; a training client has 400. The "
-    "settings are those of Table 1. No new client has a sample that was used for training. Their training samples come "
-    "from the validation split, which only chose the best round. Their test samples come from the test split. Clients "
-    "of a group may share samples. The paper has a figure without numbers.",
+    about="CIFAR-10 with 100 clients, of which 90 train. Their class proportions are drawn from a Dirichlet "
+    f"distribution with α = 0.1. For each α, there are {GROUP} new clients. A new client has about 370 training "
+    "samples; a training client has 400. The settings are those of Table 1. No new client has a sample that was used "
+    "for training. Their training samples come from the validation split, which only chose the best round. Their "
+    "test samples come from the test split. Clients of a group may share samples. The paper has a figure without "
+    "numbers.",
     cells=(CELL,),
     rows=ROWS,
     measure=NewClientAccuracy(),

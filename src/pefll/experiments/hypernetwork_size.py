@@ -11,7 +11,7 @@ PAPER = {
     "M": ((88.9, 0.7), (88.9, 0.3), (88.1, 0.3), (59.4, 0.2), (53.1, 0.4), (50.8, 0.5)),
     "L": ((88.7, 0.8), (88.8, 0.3), (88.2, 0.6), (59.8, 0.1), (53.8, 0.2), (52.6, 1.0)),
 }
-SIMILAR = 1.5  # percentage points; the paper's own means on CIFAR-10 differ by up to 0.7
+SIMILAR = 1.5  # percentage points; the paper's means on CIFAR-10 differ by up to 0.7
 
 
 def _size(size: str, cell: int) -> Point:
@@ -21,8 +21,8 @@ def _size(size: str, cell: int) -> Point:
 EXPERIMENT = Experiment(
     name="hypernetwork-size",
     title="Hypernetworks of one (S), three (M) and five (L) hidden layers",
-    about="PeFLL with the settings of Table 1 and different hypernetworks. The paper's figures are with label masking: "
-    "they equal the masked ones of its label-masking table.",
+    about="PeFLL with the settings of Table 1 and different hypernetworks. The paper's figures use label masking: "
+    "they equal the masked figures of the paper's label-masking table.",
     cells=CELLS,
     rows=ROWS,
     panels=all_views(CELLS, ROWS, PAPER),

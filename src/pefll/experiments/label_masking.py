@@ -1,4 +1,4 @@
-"""Label masking: a client predicts only classes that it has (the paper's `tab:label_masking`)."""
+"""Label masking: a client predicts only classes of its training samples (the paper's `tab:label_masking`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MASKED = {
     "seen": ((88.9, 0.7), (88.9, 0.3), (88.4, 0.4), (59.5, 0.7), (53.2, 0.6), (51.4, 0.3)),
     "unseen": ((88.9, 2.4), (88.2, 0.9), (87.4, 1.3), (55.6, 1.6), (53.4, 0.1), (51.1, 0.2)),
 }
-MINOR = 1.5  # percentage points; the paper's own differences on CIFAR-10 are up to 1.1
+MINOR = 1.5  # percentage points; the paper's differences on CIFAR-10 are up to 1.1
 
 
 def _plain(group: str, method: str) -> list[tuple[float, float]]:
@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
     name="label-masking",
     title="Label masking",
     about="The runs of Table 1. With the mask (LM) a client never predicts a class that its training samples do not "
-    "have: that class's logit is -inf. The paper's table has only PeFLL; we add FedAvg.",
+    "have: the logit of such a class is -inf. The paper's table has only PeFLL; we add FedAvg.",
     cells=CELLS,
     rows=ROWS,
     panels=[

@@ -1,4 +1,4 @@
-"""The Markdown page of an experiment: tables, verdicts on the paper's statements, and pictures."""
+"""Writes the page of an experiment: tables, verdicts on the paper's statements, and pictures."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def write_page(evidence: Evidence, folder: Path, figures: bool = True) -> list[P
     """Write an experiment's Markdown, CSV and pictures, and return their paths.
 
     Args:
-        evidence: its results.
-        folder: where the files go.
-        figures: whether to draw, if matplotlib is installed.
+        evidence: results of the experiment.
+        folder: folder for the files.
+        figures: whether to draw pictures, if matplotlib is installed.
     """
     make_folder(folder)
     experiment = evidence.experiment
@@ -39,7 +39,7 @@ def write_page(evidence: Evidence, folder: Path, figures: bool = True) -> list[P
 
 
 def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
-    """Return the page."""
+    """Return the page in Markdown."""
     experiment = evidence.experiment
     lines = [
         f"# {experiment.title}",
@@ -80,7 +80,7 @@ def _rounds(evidence: Evidence) -> str:
 
 
 def markdown_table(headings: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table's lines in Markdown."""
+    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *table)]
 
 
@@ -114,7 +114,7 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def overall(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdict on one statement over all its places, as text."""
+    """Return one verdict for a statement from the verdicts on all its comparisons, as text."""
     known = [verdict for verdict in verdicts if verdict.word != NOTHING]
     words = [verdict.word for verdict in known]
     if not known:
@@ -150,7 +150,7 @@ def rows(evidence: Evidence) -> list[dict[str, Any]]:
                         "paper_std": digits(point.paper[1] if point.paper else None, 1),
                     }
                 )
-    # Without plus signs, because a spreadsheet reads them as formulas.
+    # No plus signs: a spreadsheet would read these cells as formulas.
     listed += [
         {
             "table": "statements",

@@ -6,8 +6,8 @@ from pefll.experiments.experiment import CIFAR10, Compared, Experiment, Panel, P
 
 CELL = CIFAR10[0]
 THETA = (0.0, 5e-5, 5e-3, 5e-1)
-BOTH = (0.0, 1e-5, 1e-3)  # λ_h = λ_v, as in the table's header; the text has other values
-# Algorithm 2 sums the clients' updates and has no server learning rate. It diverges with the client_lr of Table 1.
+BOTH = (0.0, 1e-5, 1e-3)  # λ_h = λ_v from the header of the paper's table; the paper's text has other values
+# Algorithm 2 (sgd) sums the clients' updates and has no server learning rate. It diverges with Table 1's client_lr.
 SERVERS: dict[str, dict[str, object]] = {
     "adam": {"server_optimizer": "adam"},
     "sgd": {"server_optimizer": "sgd", "client_lr": 1e-4},
@@ -18,7 +18,7 @@ PAPER = {
     5e-3: ((87.8, 0.8), (87.6, 0.8), (87.5, 0.5)),
     5e-1: ((82.5, 1.5), (83.8, 1.1), (86.2, 0.4)),
 }
-ROBUST = 2.0  # percentage points; the paper's own means for λ_θ up to 5e-3 differ by up to 1.4
+ROBUST = 2.0  # percentage points; the paper's means for λ_θ up to 5e-3 differ by up to 1.4
 
 
 def _name(server: str, theta: float, both: float) -> str:
@@ -48,12 +48,12 @@ def _panel(server: str, group: str, measure: str) -> Panel:
 EXPERIMENT = Experiment(
     name="regularisation",
     title="Regularisation",
-    about="PeFLL on CIFAR-10 with 100 clients. The λ are those of the paper's objective, so the weight decay of local "
-    "SGD is 2λ_θ. The published code may have used λ_θ itself as weight decay. The values of λ_h = λ_v are from the "
-    "table's header; the text has 0, 5e-5 and 5e-3. The published code runs Adam on the server. `sgd` is Algorithm 2, "
-    "lines 16 and 17, with a client learning rate of 1e-4; it diverges with the 5e-4 of Table 1. The paper does not "
-    "say whether its figures are with label masking. Those of the other two ablations are, so we compare them with "
-    "masked ones.",
+    about="PeFLL on CIFAR-10 with 100 clients. The λ are those of the paper's objective, so the weight decay of "
+    "local SGD is 2λ_θ. The published code may have used λ_θ itself as weight decay. The values of λ_h = λ_v are "
+    "from the table's header; the text has 0, 5e-5 and 5e-3. The published code runs Adam on the server. `sgd` is "
+    "Algorithm 2, lines 16 and 17, with a client learning rate of 1e-4; it diverges with the 5e-4 of Table 1. The "
+    "paper does not say whether its figures use label masking. The figures of its other two ablations do, so we "
+    "compare with masked figures.",
     cells=(CELL,),
     rows=tuple(
         Row(

@@ -1,4 +1,4 @@
-"""Train the missing runs of the paper's tables and figures in batches, and write each result as its run ends."""
+"""Trains the missing runs of the paper's tables and figures in batches, and writes each result when its run ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from pefll.runs.record import RunFolder, seed_folder
 from pefll.training import fitting, run
 from pefll.training.resolve import RunSpec, resolve
 
-Federations = dict[tuple[str, int], Federation]  # by the cell's name and the seed
+Federations = dict[tuple[str, int], Federation]  # (cell's name, seed) -> federation
 
 
 class TableStatus(NamedTuple):
@@ -85,21 +85,21 @@ def _table1() -> Experiment:
 def read_status(
     results: Path, seeds: Sequence[int], rounds: int, only: str | None = None, experiment: Experiment | None = None
 ) -> TableStatus:
-    """Return the status: results found and runs missing.
+    """Return which results of an experiment exist, and which runs are missing.
 
     Args:
-        results: the folder of results; its folder `tune` has tuned hyper-parameters.
-        seeds: of the requested runs.
-        rounds: of each run.
+        results: folder of results; its subfolder `tune` has tuned hyper-parameters.
+        seeds: seeds of the requested runs.
+        rounds: number of rounds of each run.
         only: names of methods, cells (cifar10-100) or data sets, separated by commas or slashes. Only their runs are
             requested. None for all.
-        experiment: whose runs; None for Table 1.
+        experiment: the experiment; None for Table 1.
     """
     whole = experiment is None or experiment.name == "table1"
     experiment = experiment or _table1()
     names, cells = parse_only(only, experiment)
     have = read_results(results) if results.is_dir() else []
-    # If a run exists in several precisions, prefer tf32, the GPU default.
+    # If a run exists in several precisions, use tf32, the default of a GPU.
     have.sort(key=lambda result: result.get("precision") != "tf32")
     jobs: list[Job] = []
     missing: list[Job] = []
@@ -132,7 +132,7 @@ def read_status(
 
 
 def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:
-    """Parse --only into row names and cell names; all rows or all cells where it names none.
+    """Return the names of the rows and of the cells in --only; all rows if it has no row, all cells if it has no cell.
 
     Args:
         words: see `read_status`; a method that is no row's name stands for all its rows.
@@ -153,8 +153,8 @@ def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple
     listed = [word for word in re.split(r"[,/\s]+", words or "") if word]
     if words is not None and not listed:
         raise PefllError(
-            f"{argument('only')} names nothing: give methods, cells or data sets, such as pefll,cifar10-100, or leave "
-            "it out for all",
+            f"{argument('only')} is empty; give methods, cells or data sets, such as pefll,cifar10-100, or leave it "
+            "out to run all",
             code="PEFLL-X006",
         )
     wanted, cells = set(), set()
@@ -186,12 +186,12 @@ def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: E
 
 
 class SeedBatch(NamedTuple):
-    """Runs of one method in one cell that train together; they differ in seeds or settings.
+    """Runs of one method in one cell that train as one batch; they differ in seed or settings.
 
     Attributes:
         jobs: the runs.
         each: estimated device seconds per run.
-        basis: what the estimate is based on, as text.
+        basis: text that says what the estimate is based on.
     """
 
     jobs: Sequence[Job]
@@ -204,7 +204,7 @@ class SeedBatch(NamedTuple):
         return len(self.jobs) * self.each
 
     def cut(self, seconds: float) -> SeedBatch:
-        """Return the first runs that fit into `seconds`; maybe none."""
+        """Return a batch of the first runs, as many as fit into `seconds`; it may be empty."""
         fitting = sum(number * self.each <= seconds for number in range(1, len(self.jobs) + 1))
         return self._replace(jobs=self.jobs[:fitting])
 
@@ -213,9 +213,9 @@ def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBat
     """Return the missing runs as batches, the cheapest first.
 
     Args:
-        status: has the missing runs.
-        at_once: how many seeds train together.
-        out: the folder of runs; a stopped run is counted only from its checkpoint on.
+        status: status with the missing runs.
+        at_once: number of seeds in a batch.
+        out: folder of runs; for a stopped run, only the rounds after its checkpoint are counted.
     """
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in status.missing:
@@ -227,13 +227,13 @@ def cheapest_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBat
 def most_valuable_first(status: TableStatus, at_once: int, out: Path) -> list[SeedBatch]:
     """Return the missing runs of several experiments as batches.
 
-    Sorted by clients per round, then seed, then cost. A batch is filled with the next runs of the same method and cell,
-    because training them together is faster.
+    Runs are sorted by clients per round, then seed, then cost. A batch is filled up with the next runs of the same
+    method and cell, because a batch trains faster than single runs.
 
     Args:
-        status: has the missing runs.
-        at_once: how many runs train together.
-        out: the folder of runs; a stopped run is counted only from its checkpoint on.
+        status: status with the missing runs.
+        at_once: number of runs in a batch.
+        out: folder of runs; for a stopped run, only the rounds after its checkpoint are counted.
     """
     costs = [(job, _batch([job], status, out).each) for job in status.missing]
     waiting = [job for job, _ in sorted(costs, key=lambda one: (one[0].cell.cohort, one[0].seed, one[1]))]
@@ -262,7 +262,7 @@ def joined(statuses: Sequence[TableStatus]) -> TableStatus:
 
 
 def _share_left(folder: RunFolder, rounds: int) -> float:
-    """Return the fraction of a run still to do; at least 2%, for the final test."""
+    """Return the fraction of a run that is still to do; at least 2%, because the final test takes time."""
     done = [int(path.name.removeprefix("round-")) for path in folder.checkpoints.glob("round-" + 8 * "[0-9]")]
     return max(0.02, 1 - max(done, default=0) / max(rounds, 1))
 
@@ -284,28 +284,28 @@ def run_missing(
     keep_weights: bool = True,
     **changes: Any,
 ) -> list[str]:
-    """Train the missing runs, and write each result as its run ends.
+    """Train the missing runs, and write each result when its run ends.
 
     Runs whose data is absent are left out, with a sentence, if others can start.
 
     Args:
-        status: has the missing runs.
-        results: the folder of results.
-        out: a folder for runs; stopped ones are resumed.
-        data_dir: the folder of data sets.
-        at_once: how many seeds of a method in a cell share the device.
-        console: shows progress.
-        budget: time budget in seconds from now. Runs that do not fit are skipped. A run still training at the deadline
-            is stopped with a checkpoint. None for no limit.
-        scheduler: makes the queue of batches; `cheapest_first` or `most_valuable_first`.
+        status: status with the missing runs.
+        results: folder of results.
+        out: folder for runs; stopped runs in it are resumed.
+        data_dir: folder of data sets.
+        at_once: number of seeds of a method in a cell that share the device.
+        console: console for progress.
+        budget: time budget in seconds from now. Runs that do not fit are skipped. A run that still trains at the
+            deadline is stopped with a checkpoint. None for no limit.
+        scheduler: function that makes the queue of batches; `cheapest_first` or `most_valuable_first`.
         keep_weights: whether ended runs keep their checkpoints, about 600 MB each.
-        changes: other fields of `Config`: device, eval_every, ...
+        changes: other fields of `Config`, such as device or eval_every.
 
     Returns:
         A sentence for each run that diverged.
 
     Raises:
-        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
+        Stopped: after Ctrl-C, SIGTERM or the end of the terminal. Each run has then written a checkpoint.
     """
     ends = math.inf if budget is None else time.monotonic() + budget
     failures: list[str] = []
@@ -361,7 +361,7 @@ def run_missing(
             say(console, f"the budget is used up; run the same command to resume from {out}")
             break
         raise_first(outcomes)
-        # The speeds of these runs improve the estimates for the rest.
+        # The speeds of these runs improve the time estimates for the others.
         rest = [job for job in pending.missing if job not in jobs]
         pending = status._replace(missing=rest, speeds=[*status.speeds, *speeds(made)])
     return failures
@@ -376,7 +376,7 @@ def _specs(
     federations: Federations,
     changes: dict[str, Any],
 ) -> Iterator[RunSpec]:
-    """Yield a spec per job. `federations` is a cache; new federations are added to it."""
+    """Yield a spec for each job. `federations` is a cache, to which new federations are added."""
     configs = [
         Config(
             method=job.method,
@@ -407,9 +407,9 @@ def _specs(
 
 
 def _folder(out: Path, job: Job) -> Path:
-    """Return a run's folder. Its name has the hyper-parameters, so that different runs have different folders.
+    """Return a run's folder. Its name contains the hyper-parameters, so that different runs have different folders.
 
-    A run with callbacks also has its own folder.
+    A run with callbacks and the same run without them have different folders, too.
     """
     tag = "".join(f"-{name}_{value}" for name, value in job.settings.items())
     tag += "-watched" if any(measure.callbacks() for measure in job.measures) else ""

@@ -1,4 +1,4 @@
-"""Result files: finished runs as small JSON files with their provenance, and tables of them."""
+"""Result files, which are small JSON files about finished runs with their provenance; and tables of results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def collect(
         for row in run.history
     ]
     name = "-".join(str(summary[key]) for key in ("dataset", "method")) + f"-n{summary['num_clients']}"
-    if summary["partition"].startswith("dirichlet"):  # differs from the data set's usual partition
+    if summary["partition"].startswith("dirichlet"):  # not the usual partition of the data set
         name += "-" + re.sub(r"[^\w.]+", "_", summary["partition"])
     if summary["model"] not in _USUAL_MODELS:
         name += "-" + re.sub(r"[^\w.]+", "_", summary["model"])
@@ -70,7 +70,7 @@ def collect(
 
 
 def _place(target: Path, name: str, summary: Result) -> Path:
-    """Return the first path that is free or has the same run: the name, with a suffix if needed."""
+    """Return the path for a result: `name`, with a suffix if this name is taken by the result of another run."""
     endings = itertools.chain(["", f"-rounds{summary['rounds']}"], (f"-{number}" for number in itertools.count(2)))
     same = ("command", "dataset", "partition", "num_clients", "num_seen", "rounds", "clients_per_round")
 
@@ -102,13 +102,13 @@ def _defaults(method: str) -> dict[str, Any]:
 
 
 def _settings(result: Result) -> dict[str, Any]:
-    """Return all hyper-parameters of a result, with defaults for those that it does not name."""
+    """Return all hyper-parameters of a result; those that it does not name have their defaults."""
     named: dict[str, Any] = result.get("settings", {})
     return _defaults(str(result.get("method", ""))) | named
 
 
 def read_results(source: Path) -> list[Result]:
-    """Return all results in a folder, in the order of their file names."""
+    """Return all results in a folder, sorted by file name."""
     found = [read_json(path) for path in sorted(source.glob("*.json"))]
     return [result for result in found if isinstance(result, dict) and "accuracy" in result]
 
@@ -125,7 +125,7 @@ def accuracies(results: Sequence[Result], group: str) -> list[float]:
 
 
 def markdown_table(results: Sequence[Result]) -> str:
-    """Return a Markdown table: one row per setting, with the mean ± std over its seeds and the paper's number."""
+    """Return a Markdown table: one row per setting, with the mean ± std over seeds and the paper's numbers."""
     rows: dict[str, list[Result]] = {}
     for result in results:
         whole = result | {"settings": _settings(result)}
@@ -144,7 +144,7 @@ def markdown_table(results: Sequence[Result]) -> str:
         for place, who in enumerate(GROUPS):
             cells.append(mean_std_text(accuracies(group, who)))
             cells.append(f"{paper[2 * place]:.1f} ± {paper[2 * place + 1]:.1f}" if paper else "")
-        # Only runs that had the device to themselves.
+        # The time counts only runs that did not share the device with others.
         own = [_seconds(one) for one in group if own_seconds(one)]
         time = f"{mean_and_std(own)[0]:.0f}" if own else ""
         lines.append("| " + " | ".join([*cells, time, f"`{command}`"]) + " |")
@@ -152,13 +152,13 @@ def markdown_table(results: Sequence[Result]) -> str:
 
 
 def _seconds(result: Result) -> float:
-    """Return the training time. In a run without rounds (Local), clients train during the test."""
+    """Return the training time. A method without rounds (Local) trains clients during the test."""
     parts = ("test_seconds",) if result.get("rounds") == 0 else ("train_seconds", "eval_seconds")
     return math.fsum(result[part] for part in parts)
 
 
 def _command(result: Result) -> str:
-    """Return the command of a result, without its seed and without default settings."""
+    """Return the command of a result, without the seed and without default settings."""
     command = str(result["command"]).replace(f" --seed {result['seed']}", "")
     for name, value in _defaults(result["method"]).items():
         command = command.replace(f" --set {name}={value} ", " ")

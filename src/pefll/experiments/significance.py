@@ -26,12 +26,12 @@ class Pair(NamedTuple):
 class Difference(NamedTuple):
     """The difference between two methods' accuracies, in percentage points."""
 
-    points: float  # the mean over seeds
-    low: float  # of the 95% interval
-    high: float
-    p: float  # two-sided
-    clients: int  # added up over the seeds
-    seeds: int
+    points: float  # mean over seeds
+    low: float  # lower end of the 95% interval
+    high: float  # upper end
+    p: float  # two-sided p-value
+    clients: int  # number of clients, added up over seeds
+    seeds: int  # number of seeds
 
 
 def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Difference:
@@ -39,11 +39,11 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
 
     Clients are drawn with replacement, separately for each seed. A drawn client counts for both methods, so the
     comparison is paired. The interval covers the choice of clients. It does not cover the randomness of training,
-    which needs more seeds.
+    for which more seeds are needed.
 
     Args:
-        pairs: one for each seed.
-        resamples: number of resamples; every call draws the same ones.
+        pairs: counts of correct predictions, one pair for each seed.
+        resamples: number of resamples; every call with the same number draws the same resamples.
     """
     if not pairs or any(len({len(part) for part in pair}) > 1 or not pair.samples.sum() for pair in pairs):
         raise PefllError(

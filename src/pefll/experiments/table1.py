@@ -15,13 +15,13 @@ ROUNDS, SEEDS = 5000, (0, 1, 2)
 
 
 class Cell(NamedTuple):
-    """One federation, a column of the table."""
+    """One federation, which is a column of the table."""
 
     data: str
-    clients: int  # seen and unseen
+    clients: int  # number of seen and unseen clients
     partition: str
-    title: str  # the column's heading
-    train_samples: int  # of all clients; for estimates of the training time
+    title: str  # heading of the column
+    train_samples: int  # number of all clients' training samples, for estimates of the training time
     clients_per_round: int = 0  # 0 for 5% of all clients
     model: str = "lenet"
     tag: str = ""  # distinguishes cells with the same data and number of clients
@@ -47,17 +47,17 @@ class Measure(Protocol):
 
     @property
     def name(self) -> str:
-        """Its key in the result file."""
+        """Key of the measurement in the result file."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Fields of `Config` that its runs need."""
+        """Fields of `Config` that the measured runs need."""
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return callbacks for the training of its runs."""
+        """Return callbacks for the training of the measured runs."""
 
     def of(self, run: Run, folder: Path) -> Any:
-        """Return the measurement of a finished run, for JSON; `folder` is the run's folder."""
+        """Return the measurement of a finished run as a JSON value; `folder` is the run's folder."""
 
 
 class Row(NamedTuple):
@@ -109,7 +109,7 @@ class Job(NamedTuple):
     experiments: tuple[str, ...] = ()
 
 
-# The paper uses 5% of the clients per round, but 5 clients for FEMNIST. Both columns of writers use 5 here.
+# The paper uses 5% of the clients per round, but 5 clients for FEMNIST. Here both data sets of writers use 5 clients.
 CELLS: tuple[Cell, ...] = (
     *(Cell("cifar10", n, "by-class 2", f"CIFAR-10, n={n}", 40_000) for n in (100, 500, 1000)),
     *(Cell("cifar100", n, "by-class 10", f"CIFAR-100, n={n}", 40_000) for n in (100, 500, 1000)),

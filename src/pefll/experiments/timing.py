@@ -29,12 +29,12 @@ class Speed(NamedTuple):
     """The speed of a run.
 
     Attributes:
-        method: its name.
-        cell: the name of its cell.
-        width: how many clients trained at once.
-        model: the clients' model.
-        in_rounds: whether it trained in rounds.
-        rate: steps of all clients per device second; the time of other runs on the device is not counted.
+        method: name of the method.
+        cell: name of the cell.
+        width: number of clients that trained at once.
+        model: name of the clients' model.
+        in_rounds: whether the method trained in rounds.
+        rate: steps of all clients per device second; the time that other runs took on the device is not counted.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Speed(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Device seconds of a run, and the steps per second that they are based on, as text."""
+    """Estimated device seconds of a run, and a text with the steps per second behind the estimate."""
 
     seconds: float
     basis: str
@@ -55,12 +55,12 @@ class Estimate(NamedTuple):
 def estimate(job: Job, known: Sequence[Speed], rounds: int) -> Estimate:
     """Estimate the time of a run on a GPU from the most similar earlier run.
 
-    That is a run of the same method if there is one, with the nearest number of clients at once.
+    The most similar run has the same method, if there is one, and the nearest number of clients that train at once.
 
     Args:
         job: the run.
-        known: the speeds of earlier runs.
-        rounds: of training.
+        known: speeds of earlier runs.
+        rounds: number of training rounds.
     """
     steps, width = client_steps(job, rounds), _width(job.method, job.cell)
     in_rounds = has_rounds(job.method)
@@ -69,14 +69,14 @@ def estimate(job: Job, known: Sequence[Speed], rounds: int) -> Estimate:
         rates = GUESSES.get(job.cell.model, GUESSES["lenet"])
         guess = rates[min(rates, key=lambda at: abs(math.log(at / width)))] if in_rounds else GUESS_WITHOUT_ROUNDS
         return Estimate(steps / guess, f"{guess:.0f}, a guess")
-    # Of equally similar runs use the fastest; the others shared their GPU, or used an older version.
+    # Use the fastest of equally similar runs: the others shared their GPU, or used an older version of this package.
     like = min(alike, key=lambda one: (*_distance(one, job, width), -one.rate))
     where = like.cell if like.method == job.method else f"{like.method} {like.cell}"
     return Estimate(steps / like.rate, f"{like.rate:.0f} in {where}")
 
 
 def _distance(one: Speed, job: Job, width: int) -> tuple[bool, float]:
-    """Return the distance of a run from a job: first by method, then by the number of clients at once."""
+    """Return how much a run differs from a job: first by method, then by the number of clients that train at once."""
     return one.method != job.method, round(abs(math.log(one.width / width)), 6)
 
 
@@ -86,7 +86,7 @@ def speeds(runs: Sequence[Result]) -> list[Speed]:
 
 
 def read_trials(tuned: Path) -> list[Result]:
-    """Return all trials in a folder of `pefll tune`, each with the protocol of its file."""
+    """Return all trials in a folder of `pefll tune`, each merged with the protocol of its file."""
     trials = []
     for path in sorted(tuned.glob("*.json")):
         found = read_json(path)
@@ -101,7 +101,7 @@ def _speed(one: Result) -> Speed | None:
     if str(one.get("device", "cpu")).startswith("cpu") or "lockstep" not in one:
         return None
     steps = _steps_of(one)
-    # Older results lack `wall_seconds`. Their rounds and evaluations did not overlap, so the sum is right.
+    # Older results lack `wall_seconds`. In these runs, rounds and evaluations did not overlap, so the sum is correct.
     spent = one.get("wall_seconds") or one["train_seconds"] + one["eval_seconds"]
     seconds = spent / one["lockstep"] + one.get("test_seconds", 0)
     if not steps or not seconds:
@@ -141,7 +141,7 @@ def client_steps(job: Job, rounds: int) -> float:
 
 @cache
 def _like(name: str, model: str, settings: tuple[tuple[str, Any], ...]) -> Method[Any]:
-    """Return a method with a job's settings on a made-up problem; its step counts do not depend on the problem."""
+    """Return a method with a job's settings for a made-up problem; numbers of steps do not depend on the problem."""
     shape = (3, 32, 32)
     return build_method(name, Problem(Network(build_model(model, shape, 10)), shape, 10, 100), dict(settings))
 
@@ -152,5 +152,5 @@ def has_rounds(method: str) -> bool:
 
 
 def _width(method: str, cell: Cell) -> int:
-    """Return how many clients train at once; all of them if the method has no rounds."""
+    """Return the number of clients that train at once: all clients if the method has no rounds."""
     return cell.cohort if has_rounds(method) else cell.clients

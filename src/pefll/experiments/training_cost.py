@@ -28,16 +28,16 @@ Array = npt.NDArray[Any]
 CELLS = (*CIFAR10, *CIFAR100, *FEMNIST)
 ROWS = (Row("PeFLL", "pefll"), Row("FedAvg", "fedavg"))
 INPUTS = {"cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "femnist": ((1, 32, 32), 62)}
-FLOAT = 4  # bytes
-EXACT = 1e-3  # tolerance for sample counts and the exchange before the first round, which the formula ignores
+FLOAT = 4  # bytes per number
+EXACT = 1e-3  # tolerance, because the formula ignores sample counts and the exchange before the first round
 
 
 class Curve(NamedTuple):
     """Mean validation accuracy over seeds, at the rounds that all seeds evaluated."""
 
-    rounds: Array  # [e]
-    gigabytes: Array  # [e], down and up, of all clients
-    accuracy: dict[str, Array]  # per group of clients, in per cent, [e]
+    rounds: Array  # [e], round of each evaluation
+    gigabytes: Array  # [e], sent to and from all clients until this round
+    accuracy: dict[str, Array]  # group of clients -> [e], in per cent
 
 
 def formula_bytes(result: Result) -> int:
@@ -49,7 +49,7 @@ def formula_bytes(result: Result) -> int:
 
 @cache
 def _values(method: str, settings: tuple[tuple[str, Any], ...], data: str, model: str, clients: int) -> int:
-    """Return how many numbers a client gets in a round; it sends back as many."""
+    """Return how many numbers a client receives in a round; it sends the same number of numbers back."""
     shape, classes = INPUTS[data]
     network = Network(build_model(model, shape, classes))
     built = build_method(method, Problem(network, shape, classes, clients), dict(settings))
@@ -57,7 +57,7 @@ def _values(method: str, settings: tuple[tuple[str, Any], ...], data: str, model
 
 
 def counted_bytes(result: Result) -> float:
-    """Return the counted bytes of a round, down and up."""
+    """Return the bytes of a round as counted, to and from clients."""
     return float((result["bytes_down"] + result["bytes_up"]) / result["rounds"])
 
 
@@ -79,13 +79,13 @@ def curve(results: Sequence[Result]) -> Curve | None:
 def ahead(first: Curve, second: Curve, by: str, group: str) -> tuple[float, float]:
     """Return the percentage of budgets at which `first` is above `second`, and the last budget at which it is not.
 
-    The budgets are the evaluations of `first` within the range of `second`.
+    Budgets are the numbers of rounds or of gigabytes at which `first` was evaluated, within the range of `second`.
 
     Args:
         first: a curve.
-        second: a curve; it is interpolated linearly.
-        by: the budget: rounds or gigabytes.
-        group: of clients.
+        second: a curve, which is interpolated linearly.
+        by: unit of the budget: rounds or gigabytes.
+        group: group of clients.
     """
     mine, theirs = (np.asarray(getattr(one, by), dtype=float) for one in (first, second))
     both = (mine >= theirs[0]) & (mine <= theirs[-1])

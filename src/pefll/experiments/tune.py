@@ -1,6 +1,7 @@
-"""Grid search by the validation accuracy of seen clients; test samples and unseen clients are not used.
+"""Grid search: finds the settings with the best validation accuracy on seen clients.
 
-With `hold_out`, some seen clients do not train, and their accuracy chooses the settings.
+It uses no test samples and no unseen clients. With `hold_out`, some seen clients do not train, and their
+accuracy decides.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Search:
     """A grid search: which settings to try.
 
     Attributes:
-        config: what all runs share; its `settings` are fixed hyper-parameters.
-        grid: the values to try, by hyper-parameter.
-        seeds: each setting is tried with every seed.
-        hold_out: share of the seen clients that do not train; their accuracy chooses the settings. 0 for none.
+        config: config of all runs; its `settings` are fixed hyper-parameters.
+        grid: hyper-parameter -> values to try.
+        seeds: seeds with which each setting is tried.
+        hold_out: share of the seen clients that do not train, and whose accuracy decides. 0 for none.
     """
 
     config: Config
@@ -109,10 +110,10 @@ class Trials:
     """All trials of one method on one federation, stored in one JSON file.
 
     Attributes:
-        path: the file.
+        path: path of the file.
         protocol: the conditions that all trials share.
-        rows: one per setting and seed, oldest first.
-        best: best settings of the last completed search, with their score.
+        rows: one row per setting and seed, the oldest first.
+        best: the best settings of the last complete search, with their score.
     """
 
     path: Path
@@ -122,7 +123,7 @@ class Trials:
 
     @classmethod
     def read(cls, path: Path, protocol: dict[str, Any]) -> Trials:
-        """Read earlier trials from a file, if it exists; PefllError if their protocol differs."""
+        """Read earlier trials from a file, if it exists; PefllError if they have another protocol."""
         if not path.is_file():
             return cls(path, protocol, [])
         earlier = read_json(path)
@@ -158,7 +159,7 @@ class Trials:
         return row
 
     def choose(self, seeds: Sequence[int]) -> None:
-        """Set `best` to the best settings that were tried with all these seeds."""
+        """Set `best` to the best of all settings that were tried with each of these seeds."""
         point, values = next(iter(self.ranking(seeds)), ({}, []))
         if not values:
             self.best = None
@@ -173,18 +174,18 @@ class Trials:
         write_json(self.path, self.protocol | {"best": self.best, "trials": self.rows})
 
     def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
-        """Return settings that were tried with all these seeds and their accuracies, the best mean first.
+        """Return the settings that were tried with each of these seeds, and their accuracies; the best mean first.
 
         Settings that differ only in `new_*` share one training score. Ties are ranked by the accuracy of seen clients
-        treated as new, then by age. Settings that diverged with a seed come last, with an empty list. With `hold_out`,
-        settings are ranked by held-out accuracy only.
+        that are treated as new, then by the age of the trial. Settings that diverged with a seed come last, with an
+        empty list. With `hold_out`, only the accuracy of the held-out clients counts.
         """
         return [(point, scores) for point, scores, _ in self._ranked(seeds)]
 
     def tied(self, seeds: Sequence[int]) -> list[Settings]:
-        """Return the best settings and all that tie with them, in the order of the ranking."""
+        """Return the best settings and all settings with the same score, in the order of the ranking."""
         ranked = self._ranked(seeds)
-        # The mean depends on the order of its terms by rounding, so compare approximately.
+        # Means are compared approximately, because rounding errors depend on the order of their terms.
         same = [rank for *_, rank in ranked if all(map(math.isclose, rank, ranked[0][2]))]
         return [point for point, *_ in ranked[: len(same)]]
 
@@ -230,7 +231,7 @@ class Trials:
         return [row["as_new"] for row in rows if "as_new" in row]
 
     def _whole(self, point: Settings) -> str:
-        """Return a key for all hyper-parameters; those that a setting does not name have their defaults."""
+        """Return a key for all hyper-parameters; those that `point` does not name have their defaults."""
         return json.dumps(hyperparameters(self.protocol["method"]) | point, sort_keys=True)
 
 
@@ -238,14 +239,14 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     """Run the missing trials of a search, and return all trials; their file is written after every batch.
 
     Args:
-        search: which settings to try.
-        out: a folder for runs. Stopped runs are resumed from it. The checkpoints of finished ones are deleted.
-        target: the folder of the trial file.
-        at_once: how many runs share the device.
-        console: shows progress.
+        search: the settings to try.
+        out: folder for runs. Stopped runs in it are resumed. The checkpoints of finished runs are deleted.
+        target: folder of the trial file.
+        at_once: number of runs that share the device.
+        console: console for progress.
 
     Raises:
-        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run written.
+        Stopped: after Ctrl-C, SIGTERM or the end of the terminal. Each run has then written a checkpoint.
     """
     check_at_once(at_once)
     check_folder(target)
@@ -284,7 +285,7 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
         trials.write()
         delete_checkpoints(specs, outcomes)
         raise_first(outcomes)
-    trials.choose(search.seeds)  # only now: an incomplete search would compare only some of the settings
+    trials.choose(search.seeds)  # after the last batch, because earlier some settings are not tried yet
     trials.write()
     return trials
 
@@ -322,14 +323,14 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
 
 
 def delete_checkpoints(specs: Sequence[RunSpec], outcomes: Sequence[object]) -> None:
-    """Delete the checkpoints of ended runs; their scores are saved."""
+    """Delete the checkpoints of ended runs, whose scores are saved elsewhere."""
     for spec, outcome in zip(specs, outcomes, strict=True):
         if spec.folder is not None and isinstance(outcome, run.Run | Diverged):
             shutil.rmtree(spec.folder.checkpoints, ignore_errors=True)
 
 
 def raise_first(outcomes: Sequence[object]) -> None:
-    """Raise the first error other than divergence, for example a stop signal or a full disk."""
+    """Raise the first error that is not divergence, for example a stop signal or a full disk."""
     for outcome in outcomes:
         if isinstance(outcome, Stopped | PefllError) and not isinstance(outcome, Diverged):
             raise outcome
@@ -372,9 +373,9 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
 
 
 def advice(trials: Trials, search: Search) -> list[str]:
-    """Return a sentence for each hyper-parameter whose best value is the smallest or the largest one tried.
+    """Return a sentence for each hyper-parameter whose best value is the smallest or the largest value tried.
 
-    If several settings tie, one sentence says so. Then there is no advice about the values in which they differ.
+    If several settings are equally good, one sentence says so. There is no advice about values in which they differ.
     """
     ranking = trials.ranking(search.seeds)
     if not ranking or not ranking[0][1]:
@@ -397,12 +398,12 @@ def advice(trials: Trials, search: Search) -> list[str]:
 
 
 def file_name(data: str, method: str, clients: int | str) -> str:
-    """Return the trial file's name without extension. With `clients=""`, return the prefix before the number."""
+    """Return the trial file's name without extension; with `clients=""`, the start of the name before the number."""
     return f"{Path(data).stem}-{method}-n{clients}"
 
 
 class TunedSettings(NamedTuple):
-    """Hyper-parameters for a method in a cell, and their source as text."""
+    """Hyper-parameters for a method in a cell, and a text that says where they come from."""
 
     settings: Settings
     source: str
@@ -416,10 +417,10 @@ def tuned_settings(method: str, data: str, clients: int, folder: Path = TUNED) -
     Without any, the settings are empty.
 
     Args:
-        method: its name.
-        data: the data set's name.
+        method: name of the method.
+        data: name of the data set.
         clients: number of clients.
-        folder: the folder of trial files.
+        folder: folder of trial files.
     """
     tuned: dict[int, Settings] = {}
     for_new: dict[int, Settings] = {}
