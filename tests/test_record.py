@@ -94,7 +94,7 @@ def test_what_is_a_run(tmp_path):
         RunFolder(tmp_path / "none").check_is_run()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.toml").write_text("")
-    with pytest.raises(PefllError, match=r"is not a run folder but holds some; name one, such as .*mine.*PEFLL-R119"):
+    with pytest.raises(PefllError, match=r"but holds run folders; name one, such as .*mine.*PEFLL-R119"):
         RunFolder(tmp_path).check_is_run()
     (tmp_path / "config.toml").write_text("")
     RunFolder(tmp_path).check_is_run()
