@@ -45,7 +45,7 @@ def test_other_data_must_be_of_the_same_kind():
     assert run.evaluate(federation=ragged(seed=1)).seen is not None
     assert run.evaluate(federation=ragged(seen=0)).seen is None  # new clients only
     with pytest.raises(
-        pefll.PefllError, match=r"trained on 3 classes of shape \(6,\), but arrays has 3 of shape \(7,\).*PEFLL-T121"
+        pefll.PefllError, match=r"3 classes and samples of shape \(6,\), but arrays has 3 .* \(7,\).*PEFLL-T121"
     ):
         run.evaluate(federation=ragged(shape=(7,)))
 
