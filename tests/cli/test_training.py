@@ -43,7 +43,7 @@ def test_local_trains_nothing_together(pefll, tmp_path):
     assert RunFolder(tmp_path / "l").summary()["rounds"] == 0
     said = pefll("train", "--resume", tmp_path / "l")
     assert said.code == 0
-    assert said.err.endswith(f"nothing is done again: its results are in {tmp_path}/l/summary.json.\n")
+    assert said.err.endswith(f"nothing is trained: its results are in {tmp_path}/l/summary.json.\n")
 
 
 def test_a_finished_run_is_not_tested_again(pefll, tmp_path, monkeypatch):
@@ -55,8 +55,8 @@ def test_a_finished_run_is_not_tested_again(pefll, tmp_path, monkeypatch):
     assert again == (
         0,
         first.out,
-        f"{tmp_path}/r was finished already, and nothing is done again: its results are in {tmp_path}/r/summary.json; "
-        "--rounds 8 would go on.\n",
+        f"{tmp_path}/r was finished already, so nothing is trained: its results are in {tmp_path}/r/summary.json; "
+        "--rounds 8 would extend it.\n",
     )
     assert (tmp_path / "r" / "summary.json").read_bytes() == summary
     features(path)
@@ -80,7 +80,7 @@ def test_a_run_on_what_was_given_in_python_goes_on_there(pefll, refused, tmp_pat
     run = tmp_path / "run"
     fit(ragged(), "fedavg", model=nn.Sequential(nn.Linear(6, 3)), rounds=2, out=run)
     said = refused("train", "--resume", run, "--rounds", 4)
-    assert said.startswith(f"{run} was trained on data and a model given in Python; go on there")
+    assert said.startswith(f"{run} was trained on data and a model given in Python; go on in Python")
     assert f"pefll.fit(federation, ..., out={str(run)!r})" in said
     assert "was finished already" in pefll("train", "--resume", run).err
 
