@@ -106,7 +106,7 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
     """Return the distances between probes and all other clients, [probes, others], for descriptors and labels.
 
     They are ‖v_i - v_j‖ of descriptors and ‖π_i - π_j‖ of label distributions. The probes are the unseen clients, or
-    all clients if none is unseen. Of more than MOST_PROBES probes or MOST_CLIENTS clients, evenly spaced ones are used.
+    all clients if none is unseen. If MOST_PROBES or MOST_CLIENTS is exceeded, evenly spaced clients are used.
     """
     n = len(found.seen)
     kept = _spaced(np.arange(n), MOST_CLIENTS)
@@ -118,7 +118,7 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
     pi = found.histograms / np.maximum(1, found.histograms.sum(axis=1, keepdims=True))
     d_v, d_pi = [], []
     for probe in probes:
-        others = kept[kept != probe][: len(kept) - 1]
+        others = kept[kept != probe][: len(kept) - 1]  # equally many for a probe that is not in `kept`
         d_v.append(np.linalg.norm(found.descriptors[others] - found.descriptors[probe], axis=1))
         d_pi.append(np.linalg.norm(pi[others] - pi[probe], axis=1))
     # Rounded, because distances that are equal in theory may differ in the last bit and would not be ties.

@@ -157,7 +157,7 @@ class RunFolder:
 
     def trained_with(self) -> str:
         """Return the settings in the newest checkpoint, as TOML; empty without a checkpoint."""
-        # If config.toml belongs to another run, any checkpoint shows the difference.
+        # If no checkpoint belongs to the run in config.toml, any other checkpoint shows what differs.
         return (self._newest_checkpoint(self.run_id()) or self._newest_checkpoint()).get("config", "")
 
     def note_of_age(self) -> str:
@@ -347,7 +347,7 @@ class RunFolder:
             report(f"{self.path} has no checkpoint: the run starts anew, and its results are kept as {first_few(kept)}")
 
     def put_summary_away(self, report: Callable[[str], None]) -> None:
-        """Rename the summary of a run that continues. `write_summary` later removes it, but keeps a damaged one."""
+        """Rename the summary of a run that continues, until `write_summary` replaces it. A damaged summary is kept."""
         if not os.path.lexists(self.summary_file):
             return
         try:
@@ -381,7 +381,7 @@ def last_round(summary: Mapping[str, Any] | None, rounds: int) -> int:
 
 
 def own_seconds(summary: Mapping[str, Any]) -> bool:
-    """Return whether no other run slowed this one down, by the `timing` in its summary; False if unknown."""
+    """Return whether `timing` in a summary says that no other run slowed this one down."""
     return str(summary.get("timing", "")).startswith((ALONE, TOOK_TURNS))
 
 

@@ -16,8 +16,8 @@ from pefll.training.evaluation import Evaluation, Evaluator, evaluated_share
 from pefll.training.resolve import RunSpec
 
 STRETCH_SECONDS = 0.5  # the loop reads signals and updates the progress bar this often
-# So many stretches may be under way when the next one is launched, so that a GPU has work while the host records
-# results. One is too few: with several runs, a checkpoint can take the host longer than one stretch.
+# Number of stretches that may be under way when the next one is launched, so that a GPU has work while the host
+# records results. One is too few: with several runs, a checkpoint can take the host longer than one stretch.
 AHEAD = 2
 
 
