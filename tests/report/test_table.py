@@ -78,7 +78,7 @@ def test_a_run_without_rounds_trains_as_it_is_tested(make_run: MakeRun, console:
     assert "1 m 15 s*†" in line_of(text, "alone")
     assert "1 h 02 m " in line_of(text, "mine")
     assert "* trained together" in text
-    assert "† no rounds: clients train during the test, so this is the time of the test" in text
+    assert "† no rounds: clients train during the test; this is the time of the test" in text
     assert "†" not in printed(console, costs_table(read_runs([make_run("other")])))
 
 

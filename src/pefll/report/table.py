@@ -46,9 +46,9 @@ def costs_table(runs: Sequence[StoredRun]) -> Table:
     for heading in ("seen +\nunseen", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
         table.add_column(heading, justify="right", no_wrap=True)
     notes = (
-        (_shared, "* trained together with other runs, which slowed it down: the time includes this"),
+        (_shared, "* trained together with other runs, which slowed it down"),
         (_in_turns, "‡ took turns with other runs: the time includes only its own turns"),
-        (_untrained, "† no rounds: clients train during the test, so this is the time of the test"),
+        (_untrained, "† no rounds: clients train during the test; this is the time of the test"),
     )
     table.caption = "\n".join(note for mark, note in notes if any(mark(run) for run in runs)) or None
     table.caption_justify = "left"
