@@ -96,10 +96,10 @@ def test_a_checkpoint_of_another_run_is_passed_over(runs, folder, capsys):
     newest = max(folder.checkpoints.iterdir())
     shutil.rmtree(newest)
     shutil.copytree(runs / "b" / "checkpoints" / newest.name, newest)
-    with pytest.warns(UserWarning, match="is of another run than config.toml"):
+    with pytest.warns(UserWarning, match="belongs to another run than config.toml"):
         pefll.load(folder.path)
     said = resumed(folder, capsys)
-    assert "is of another run" in said
+    assert "belongs to another run" in said
     assert (folder.checkpoints / f"{newest.name}.damaged-1").is_dir()
     assert without_seconds(folder) == without_seconds(RunFolder(runs / "a"))
     assert torch.equal(flat(pefll.load(folder.path).final), flat(pefll.load(runs / "a").final))
@@ -178,10 +178,10 @@ def test_another_runs_checkpoints_without_its_name_are_refused(runs, folder, str
 def test_checkpoints_that_look_like_an_earlier_versions_are_reported_in_a_run_that_is_not(runs, folder, capsys):
     for path in exchange_checkpoints(folder, runs / "b"):
         take_out(path, "facts/run", "files/history.jsonl")
-    with pytest.warns(UserWarning, match="does not say of which run it is: an earlier version wrote it, or"):
+    with pytest.warns(UserWarning, match="does not name its run: an earlier version wrote it, or"):
         pefll.load(folder.path)
     assert finished_state(folder, ROUNDS) is None
-    assert "does not say of which run it is" in resumed(folder, capsys)
+    assert "does not name its run" in resumed(folder, capsys)
 
 
 # config.toml.

@@ -15,6 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
 from pefll.data.owners import find_owners
+from pefll.runs import modelfile
 from pefll.runs.personal import PersonalModel
 from pefll.training import fitting
 from pefll.training.personalizing import INDEX, file_name, write_each
@@ -185,16 +186,18 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
 
 def test_damaged_models_are_made_again_with_a_note(pefll, by_command, tmp_path):  # noqa: F811
     data, folder = tmp_path / "users.csv", tmp_path / "models"
-    table(["ann", "bob", "eve"]).to_csv(data, index=False)
+    table(["ann", "bob", "eve", "una"]).to_csv(data, index=False)
     words = ("personalize", by_command, "--data", data, "--each", "--out", folder)
     assert pefll(*words).code == 0
     whole = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
     ann, bob = folder / "ann.safetensors", folder / "bob.safetensors"
     ann.write_bytes(whole[ann][:-1] + bytes([whole[ann][-1] ^ 1]))
     bob.write_bytes(whole[bob][:-9])
+    una = folder / "una.safetensors"
+    una.write_bytes(modelfile.to_bytes(PersonalModel.load(una).network.state_dict(), "{}"))  # with a right hash
     said = pefll(*words)
     assert said.code == 0
-    assert said.err.count(".damaged-1 and made again") == 2
+    assert said.err.count(".damaged-1 and made again") == 3
     assert (folder / "bob.safetensors.damaged-1").read_bytes() == whole[bob][:-9]
     assert "1 model of this run and data existed already" in said.out
     for path in whole:

@@ -253,7 +253,7 @@ def test_a_second_ctrl_c_says_where_the_rest_is(tmp_path, monkeypatch, capsys):
     with at_client(monkeypatch, 2, twice):
         assert main(monkeypatch, "train", *short.split(), "--out", tmp_path / "run") == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"Ended at once. Go on from what was saved before with: pefll train --resume {tmp_path / 'run'}"
+    assert said == f"Stopped at once. Go on from the last checkpoint with: pefll train --resume {tmp_path / 'run'}"
     assert main(monkeypatch, "train", "--resume", tmp_path / "run") == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 0
 
@@ -273,7 +273,7 @@ def test_a_run_that_is_stopped_in_its_test_says_that_only_the_test_is_left(tmp_p
         assert main(monkeypatch, "train", *short.split(), "--processes", 1, "--out", tmp_path / "run") == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (
-        "Saved after round 2, the last one; only the test is done again. "
+        "Saved after round 2, the last one; only the test must be repeated. "
         f"Go on with: pefll train --resume {tmp_path / 'run'}"
     )
     assert main(monkeypatch, "train", "--resume", tmp_path / "run") == 0

@@ -57,7 +57,7 @@ def test_stopping_a_search(pefll, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "tune", stopped)
     said = pefll(*TUNE, "--grid", "client_lr=1", "--out", tmp_path)
     assert said.code == 128 + 15
-    assert "The same command goes on." in said.err
+    assert "The same command continues." in said.err
 
 
 def test_a_second_ctrl_c_says_where_searches_and_tables_go_on_from(pefll, tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_second_ctrl_c_says_where_searches_and_tables_go_on_from(pefll, tmp_pa
     for command in ([*TUNE, "--grid", "client_lr=1"], table):
         said = pefll(*command, "--out", tmp_path)
         assert said.code == 130
-        assert said.err.startswith(f"Ended at once. The same command goes on from what was saved in {tmp_path} and ")
+        assert said.err.startswith(f"Stopped at once. The same command continues from the files in {tmp_path} and ")
         said = pefll(*command, "--out", tmp_path / "none")
         assert (said.code, said.err) == (130, "stopped before there was anything to save\n")
 
@@ -122,9 +122,9 @@ def test_the_times_of_a_dry_run_are_those_of_a_gpu(pefll, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "table1", "--dry-run", "--only", "fedavg/femnist", "--seeds", 0]
     for gpu, device, last in (
-        (False, "auto", "The times are those of a GPU, and there is none here: a CPU takes much longer."),
-        (False, "cpu", "The times are those of a GPU, and there is none here: a CPU takes much longer."),
-        (True, "cpu", "The times are those of a GPU, and --device cpu asks for none: a CPU takes much longer."),
+        (False, "auto", "These are times on a GPU, but there is no GPU: a CPU takes much longer."),
+        (False, "cpu", "These are times on a GPU, but there is no GPU: a CPU takes much longer."),
+        (True, "cpu", "These are times on a GPU, but --device cpu uses none: a CPU takes much longer."),
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         assert pefll(*words, "--device", device).out.splitlines()[-1] == last

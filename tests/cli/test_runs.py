@@ -48,7 +48,7 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
     assert said.code == 0
     assert "is damaged: state.safetensors has 1,000 bytes" in said.err
     rounds = [int(each.name.removeprefix("round-")) for each in (older, newest)]
-    assert f"copy is at round {rounds[0]} of {rounds[1]}; the best one so far, " in said.err
+    assert f"copy is at round {rounds[0]} of {rounds[1]}; the best round so far, " in said.err
     assert " is at round " not in pefll("evaluate", labelled, "--json").err
     assert json.loads(said.out).keys() == json.loads(good).keys()
     (older / checkpoint.MANIFEST).write_text("{")

@@ -45,7 +45,7 @@ def test_local_trains_nothing_together(pefll, tmp_path):
     assert RunFolder(tmp_path / "l").summary()["rounds"] == 0
     said = pefll("train", "--resume", tmp_path / "l")
     assert said.code == 0
-    assert said.err.endswith(f"nothing is done again: its results are in {tmp_path}/l/summary.json.\n")
+    assert said.err.endswith(f"nothing is trained: its results are in {tmp_path}/l/summary.json.\n")
 
 
 def test_a_finished_run_is_not_tested_again(pefll, tmp_path, monkeypatch):
@@ -57,8 +57,8 @@ def test_a_finished_run_is_not_tested_again(pefll, tmp_path, monkeypatch):
     assert again == (
         0,
         first.out,
-        f"{tmp_path}/r was finished already, and nothing is done again: its results are in {tmp_path}/r/summary.json; "
-        "--rounds 8 would go on.\n",
+        f"{tmp_path}/r was finished already, so nothing is trained: its results are in {tmp_path}/r/summary.json; "
+        "--rounds 8 would extend it.\n",
     )
     assert (tmp_path / "r" / "summary.json").read_bytes() == summary
     features(path)

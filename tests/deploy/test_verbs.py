@@ -160,7 +160,7 @@ class TestWithFlower:
         assert (federation / "clients" / "carol" / "ca.crt").read_bytes() == authority
         code, said = pefll(capsys, "flower", "renew", str(federation))
         assert code == 0
-        assert "is good until" in said
+        assert "is valid until" in said
         assert (federation / "server" / "ca.crt").read_bytes() == authority
         assert (federation / "server" / "server.crt").read_bytes() != before
 

@@ -57,7 +57,7 @@ def test_runs_of_different_data_are_said_to_be(make_run: MakeRun, console: Conso
         (other_file, "mine; file"),  # called the same, and with other samples
     ):
         show([mine.path, same[0].path, other.path], None, console)
-        sentence = f"These runs are of different data ({what}): their accuracies cannot be compared.\n"
+        sentence = f"These runs have different data ({what}), so their accuracies cannot be compared.\n"
         assert console.export_text().count(sentence) == 1
 
 

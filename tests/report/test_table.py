@@ -67,7 +67,7 @@ def test_time_of_runs_that_took_turns_is_their_own(make_run: MakeRun, console: C
     turns = make_run("three", lockstep=3, timing="took turns with 2 other runs; seconds are of this run's own turns")
     text = printed(console, costs_table(read_runs([turns, make_run("one", lockstep=1, timing="alone")])))
     assert "1 h 02 m‡" in line_of(text, "three")
-    assert "‡ took turns with other runs: the time is that of its own turns" in text
+    assert "‡ took turns with other runs: the time includes only its own turns" in text
     assert "*" not in text
     assert "‡" not in line_of(text, "one")
 
@@ -78,7 +78,7 @@ def test_a_run_without_rounds_trains_as_it_is_tested(make_run: MakeRun, console:
     assert "1 m 15 s*†" in line_of(text, "alone")
     assert "1 h 02 m " in line_of(text, "mine")
     assert "* trained together" in text
-    assert "† no rounds: clients train during the test, and this is its time" in text
+    assert "† no rounds: clients train during the test; this is the time of the test" in text
     assert "†" not in printed(console, costs_table(read_runs([make_run("other")])))
 
 

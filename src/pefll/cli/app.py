@@ -1,4 +1,4 @@
-"""The program `pefll`: its commands in the order of its help, and how it prints errors."""
+"""The program `pefll`: lists its commands in the order of the help, and prints errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pefll.version import __version__
 TRACEBACK = "PEFLL_TRACEBACK"
 # Errors of the standard output. Commands handle the errors of their own files.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# The error for a misspelt option. It is in typer's copy of click; older versions of typer have it from click itself.
+# The error for a misspelt option. It is in typer's copy of click, or in click itself for older versions of typer.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -96,6 +96,6 @@ def main() -> None:
         if not sentence or os.environ.get(TRACEBACK, "0") != "0":
             raise
         sentence += f" ({TRACEBACK}=1 shows the traceback)"
-    if sentence:  # none without a command: then the help was shown
+    if sentence:  # empty without a command: the help was shown instead
         err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
     sys.exit(2)

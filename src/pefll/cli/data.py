@@ -54,7 +54,7 @@ def data_list(data_dir: DataDir = Path("data")) -> None:
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set of `pefll data list`.")], data_dir: DataDir = Path("data")
 ) -> None:
-    """Download a data set from its makers and check its md5; a download that broke off is continued.
+    """Download a data set from its makers and check its md5; an interrupted download continues.
 
     For example: `pefll data get cifar10`
     """

@@ -56,12 +56,12 @@ def _advice_when_stopped(runs: Path, results: Path) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        say(err, f"Saved in {runs} and {results}. The same command goes on.")
+        say(err, f"Saved in {runs} and {results}. The same command continues.")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
         if not runs.exists():
             raise
-        say(err, f"Ended at once. The same command goes on from what was saved in {runs} and {results}.")
+        say(err, f"Stopped at once. The same command continues from the files in {runs} and {results}.")
         sys.exit(INTERRUPTED)
 
 
@@ -81,7 +81,9 @@ def tune(
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; every setting is tried with each.")] = "0",
     hold_out: Annotated[
         float,
-        typer.Option(help="Share of seen clients that do not train; their accuracy as new clients chooses settings."),
+        typer.Option(
+            help="Share of seen clients that do not train; settings are chosen by their accuracy as new clients."
+        ),
     ] = 0.0,
     settings: Annotated[
         list[str] | None,
@@ -95,21 +97,21 @@ def tune(
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     processes: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     at_once: Annotated[int, typer.Option(help="Number of runs that share the device.")] = 4,
-    folder: Annotated[Path, typer.Option("--out", help="The folder for runs; stopped ones resume from it.")] = Path(
+    folder: Annotated[Path, typer.Option("--out", help="The folder for runs; stopped runs resume from it.")] = Path(
         "runs/tune"
     ),
     target: Annotated[Path, typer.Option("--to", help="The folder for the results of all trials.")] = Path(
         "results/tune"
     ),
 ) -> None:
-    """Choose hyper-parameters by grid search, by the validation accuracy of seen clients.
+    """Choose hyper-parameters by grid search: those with the best validation accuracy on seen clients.
 
     Test samples and unseen clients take no part in the choice. Settings that only new clients use (`new_lr`,
-    `new_epochs`) are chosen with seen clients that are treated as new. To choose training settings for new clients,
-    use `--hold-out`: some seen clients then take no part in training.
+    `new_epochs`) are chosen with seen clients that are treated as new. To choose training settings that are good for
+    new clients, use `--hold-out`: some seen clients then take no part in training.
 
     Trials are not repeated. After Ctrl-C, or to try more values, give the command again. All trials of a method on a
-    federation are in one file, `results/tune/DATA-METHOD-nCLIENTS.json`. `pefll reproduce` uses the best of them.
+    federation are in one file, `results/tune/DATA-METHOD-nCLIENTS.json`. `pefll reproduce` uses the best trial.
     Trials with `--hold-out` have a file of their own, which `pefll reproduce` prefers for the same number of clients.
 
     For example:
@@ -168,7 +170,7 @@ def reproduce(
     missing: Annotated[
         bool,
         typer.Option(
-            "--missing", help="Run what is missing of all of them, the most valuable first, in place of WHAT."
+            "--missing", help="Run the missing runs of all experiments, the most valuable first; it replaces WHAT."
         ),
     ] = False,
     only: Annotated[
@@ -179,17 +181,17 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds to run. Tables use 0, 1, 2 and all others that every method has.")
+        str, typer.Option(help="Seeds to run. Tables use seeds 0, 1, 2, and others that every method has.")
     ] = "0,1,2",
     rounds: Annotated[int, typer.Option(help="Rounds of every run.")] = 5000,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is missing, with its time.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the missing runs and their times.")] = False,
     tables_only: Annotated[bool, typer.Option("--tables-only", help="Only write the tables; train nothing.")] = False,
     data_dir: DataDir = Path("data"),
     folder: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="The folder for runs; stopped ones resume from it.",
+            help="The folder for runs; stopped runs resume from it.",
             show_default="runs/table1, or runs/paper for all but Table 1",
         ),
     ] = None,
@@ -198,23 +200,23 @@ def reproduce(
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Minutes to use: runs that do not fit are left out, and unfinished ones are saved.",
+            help="Minutes to use. Runs that do not fit are left out, and unfinished runs are saved.",
             metavar="MINUTES",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     precision: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
 ) -> None:
-    """Reproduce a table or figure of the paper: run what is missing, then write its tables into the results.
+    """Reproduce a table or figure of the paper: do its missing runs, then write its tables to the results folder.
 
-    Table 1 becomes results/table1.md, .tex and .csv. Every other one becomes NAME.md and NAME.csv: our figures beside
-    the paper's, and for each of the paper's statements whether it holds.
+    Table 1 becomes results/table1.md, .tex and .csv. Every other experiment becomes NAME.md and NAME.csv. They have our
+    figures beside the paper's, and say for each of the paper's statements whether it holds.
 
     A run is missing if `results/` has no file with its method, data, clients, seed, rounds and hyper-parameters.
     Hyper-parameters are the best of `pefll tune` for the cell, else for the nearest number of clients, else the
-    method's defaults. The cheapest runs of Table 1 come first. Elsewhere small federations come first, then small
-    seeds, then cheap runs. Each run writes its result when it ends. After Ctrl-C or a crash, give the command again:
-    unfinished runs resume from their last checkpoint.
+    method's defaults. The cheapest runs of Table 1 come first. In other experiments, small federations come first,
+    then small seeds, then cheap runs. Each run writes its result when it ends. After Ctrl-C or a crash, give the
+    command again: unfinished runs resume from their last checkpoint.
 
     For example:
 
@@ -269,13 +271,13 @@ def reproduce(
         if absent := absent_data_words(status.missing, data_dir):
             say(out, absent)
         if status.missing and pick_device(device).type == "cpu":
-            why = "there is none here" if pick_device("auto").type == "cpu" else f"--device {device} asks for none"
-            say(out, f"The times are those of a GPU, and {why}: a CPU takes much longer.")
+            why = "there is no GPU" if pick_device("auto").type == "cpu" else f"--device {device} uses none"
+            say(out, f"These are times on a GPU, but {why}: a CPU takes much longer.")
         return
     failures: list[str] = []
     if not tables_only:
         with _advice_when_stopped(folder, results):
-            keeps = order is table.cheapest_first  # all others would fill a disk
+            keeps = order is table.cheapest_first  # the runs of other experiments would fill a disk
             hardware = {"device": device, "precision": precision}
             failures = table.run_missing(
                 status, results, folder, data_dir, at_once, err, seconds, order, keeps, **hardware
@@ -288,7 +290,7 @@ def reproduce(
 
 
 def _names(what: str | None, missing: bool, only: str | None) -> list[str]:
-    """Return the experiments that are asked for."""
+    """Return the names of the experiments that the options ask for."""
     from pefll.experiments.paper import EXPERIMENTS
 
     known = ["table1", *EXPERIMENTS]
@@ -315,13 +317,13 @@ def _experiment(name: str) -> Experiment | None:
 
 
 def _write(name: str, status: TableStatus, results: Path, quiet: bool) -> None:
-    """Write the tables of an experiment and say what is in them.
+    """Write the tables of an experiment and print them.
 
     Args:
-        name: of the experiment.
-        status: its results.
-        results: where the tables go.
-        quiet: whether the tables themselves are not printed.
+        name: the experiment's name.
+        status: the experiment's results.
+        results: the folder for the tables.
+        quiet: whether to print only the names of the files, not the tables.
     """
     from pefll.experiments import comparison, pages
 
@@ -333,7 +335,7 @@ def _write(name: str, status: TableStatus, results: Path, quiet: bool) -> None:
             say(out, f"wrote {path}")
         if status.left_out:
             listed = first_few(f"{counted(number, 'result')} of {where}" for where, number in status.left_out.items())
-            say(out, f"not in them, as other settings were chosen since ({results / 'tune'}): {listed}")
+            say(out, f"left out, because other settings were chosen later ({results / 'tune'}): {listed}")
         return
     evidence = status.evidence(experiment)
     paths = pages.write_page(evidence, results)
@@ -354,8 +356,8 @@ def cost(
 ) -> None:
     """Show what a new client's model costs with each method: exchanges, bytes, FLOPs and seconds.
 
-    The cost is measured now, on one core, for the unseen client with the median number of samples. Only what a method
-    lets a new client train is trained.
+    The cost is measured now, on one core, for the unseen client with the median number of samples. Nothing is trained,
+    except what the method lets a new client train.
 
     For example:
 

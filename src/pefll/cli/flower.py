@@ -60,9 +60,9 @@ def init(
     model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 100,
     clients_per_round: Annotated[int, typer.Option(help="Clients in a round.", show_default="5% of all")] = 0,
-    quorum: Annotated[float, typer.Option(help="Share of a round's clients that must complete it.")] = 0.5,
+    quorum: Annotated[float, typer.Option(help="Share of a round's clients that must complete the round.")] = 0.5,
     exchange_seconds: Annotated[float, typer.Option(help="Most seconds for one reply.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
     label: Label = LABEL,
     client_column: ClientColumn = CLIENT,
     data_dir: DataDir = Path("data"),
@@ -118,11 +118,11 @@ def init(
 def server(
     folder: FolderArgument,
     host: Annotated[
-        str | None, typer.Option(help="Where to listen; 0.0.0.0 for all networks. [default: the address's host]")
+        str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all networks. [default: the address's host]")
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(help="Where to listen, behind a proxy. [default: the address's port]", min=1, max=65535),
+        typer.Option(help="Port to listen on behind a proxy. [default: the address's port]", min=1, max=65535),
     ] = None,
 ) -> None:
     """Run the server: Flower's SuperLink with TLS, for clients with a key in the folder. Ctrl-C ends it.
@@ -194,16 +194,16 @@ def client(
     ] = None,
     allow_few: Annotated[
         bool | None,
-        typer.Option(help="Also use a split with fewer samples, if all of it is used.", show_default="no"),
+        typer.Option(help="Also use a split with fewer samples, if all its samples are used.", show_default="no"),
     ] = None,
     numbers_per_sample: Annotated[
         float | None,
-        typer.Option(min=0, help="Most numbers in a descriptor per sample behind it; 0 for no limit. [default: 1]"),
+        typer.Option(min=0, help="Most numbers in a descriptor per sample used for it; 0 for no limit. [default: 1]"),
     ] = None,
 ) -> None:
     """Take part with this machine's data: run Flower's SuperNode. Ctrl-C ends it.
 
-    The owner of the data decides what a client refuses, never the server: see docs/deploy.md.
+    The owner of the data, not the server, decides what a client refuses: see docs/deploy.md.
 
     For example: `pefll flower client hospital-7 --data samples.npz`
     """
@@ -261,7 +261,7 @@ def renew(
     make_certificates(folder / "server", [server_address(folder).rpartition(":")[0], *(host or [])])
     say(
         out,
-        f"The server's certificate is good until {expiry(folder / 'server' / 'server.crt'):%Y-%m-%d}; start it again",
+        f"The certificate is valid until {expiry(folder / 'server' / 'server.crt'):%Y-%m-%d}; restart the server",
     )
 
 
@@ -286,8 +286,8 @@ def simulate(
     run_simulation(folder, data, rounds, err, label)
     say(
         out,
-        f"{folder}/run: {counted(rounds, 'round')} simulated; once real clients are there, pefll flower run {folder} "
-        "goes on with them",
+        f"{folder}/run: {counted(rounds, 'round')} simulated; once real clients are connected, pefll flower run "
+        f"{folder} continues with them",
     )
 
 
@@ -307,8 +307,8 @@ def personalize(folder: FolderArgument) -> None:
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="The folder for everything.")] = Path("flower-demo"),
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 4,
-    rounds: Annotated[int, typer.Option(help="Rounds of training with them.")] = 1,
-    simulated: Annotated[int, typer.Option(help="Rounds before them, simulated in this process.")] = 200,
+    rounds: Annotated[int, typer.Option(help="Rounds of training with these clients.")] = 1,
+    simulated: Annotated[int, typer.Option(help="Rounds simulated in this process before that.")] = 200,
 ) -> None:
     """Show everything on this machine: simulate a run, continue it with real clients, and make a new client's model.
 

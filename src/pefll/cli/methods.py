@@ -1,4 +1,4 @@
-"""`pefll methods` and `check-method`: lists methods, and checks one against the rules for methods."""
+"""`pefll methods` lists methods. `pefll check-method` checks a method against the rules for methods."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_method(
         typer.Option("--set", help="A hyper-parameter, NAME=VALUE; may be repeated. Few steps make the checks quick."),
     ] = None,
 ) -> None:
-    """Check a method against the rules for methods, on every engine; the exit code is 1 if it breaks one.
+    """Check a method against the rules for methods, on every engine; the exit code is 1 if it breaks a rule.
 
     For example: `pefll check-method mymodule:MyMethod --set local_steps=3`
     """

@@ -14,14 +14,14 @@ RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll t
 Label = Annotated[
     str,
     typer.Option(
-        help="Name of the label column in a table, or of the array in an .npz.", show_default="label, in an .npz y"
+        help="Name of the label column in a table, or of the array in an .npz.", show_default="label; in an .npz, y"
     ),
 ]
 TrainedLabel = Annotated[
     str | None,
     typer.Option(
         help="Name of the label column in a table, or of the array in an .npz.",
-        show_default="as in training; in an .npz y",
+        show_default="as in training; in an .npz, y",
     ),
 ]
 ClientColumn = Annotated[str, typer.Option(help="Name of the client column in a table or .npz.")]
@@ -49,7 +49,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that exis
 
 
 def check_free(path: Path | None, option: str, force: bool) -> None:
-    """Raise PefllError if the file that an option names exists, unless `force` allows to overwrite it."""
+    """Raise PefllError if the file of an option exists, unless `force` allows overwriting it."""
     if path is not None and path.is_file() and not force:
         raise PefllError(
             f"{path} exists already: choose another name with {option}, or add --force to overwrite it",
@@ -80,5 +80,5 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def own_code(**names: str) -> str:
-    """Return the options of a command that name a user's own code, such as ` --model mine:Net`; "" for none."""
+    """Return the options that name a user's own code, such as ` --model mine:Net`; "" if there is none."""
     return "".join(f" --{option} {shlex.quote(name)}" for option, name in names.items() if ":" in name)

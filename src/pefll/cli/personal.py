@@ -151,8 +151,8 @@ def personalize(
         if right < guess:
             say(
                 out,
-                f"Its most frequent class alone would be right on {100 * guess:.1f}%: the run has not learned to serve "
-                "clients like this one. More clients, more rounds or other learning rates may help; compare with "
+                f"Always choosing the most frequent class is right on {100 * guess:.1f}%: the run has not learned to "
+                "serve clients like this one. More clients, more rounds or other learning rates may help; compare with "
                 "--method local.",
             )
     say(out, f"Next: pefll predict {target} --data more_samples.npz{own_code(model=trained.model_spec.model)}")
@@ -180,7 +180,7 @@ def _personalize_each(
     if written.errors:
         reasons = first_few((f"{client}: {error}" for client, error in written.errors.items()), 10)
         raise PefllError(
-            f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; mend the data and give "
+            f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; correct the data and give "
             f"the command again: {reasons}",
             code="PEFLL-M041",
         )
@@ -189,9 +189,7 @@ def _personalize_each(
 def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) -> None:
     """Raise PefllError if a table lacks the labels that a run needs."""
     if not has_labels and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
-        raise PefllError(
-            f"{data} has no column {label!r} of labels; name the column that has them with --label", code="PEFLL-M053"
-        )
+        raise PefllError(f"{data} has no column {label!r}; name the column of labels with --label", code="PEFLL-M053")
 
 
 def predict(
@@ -246,12 +244,12 @@ def predict(
 
 
 def _label_in_training(data: Path, trained: str | None) -> str:
-    """Return the label column that a table has if it is like the training data; the default for other files."""
+    """Return the label column of the training data for a table; the default for other files."""
     return trained or sources.LABEL if data.suffix.lower() in sources.TABLES else sources.LABEL
 
 
 def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[Any, Any]:
-    """Return one client's samples and labels, read as a model's training data; `more` goes to `read_client`."""
+    """Return one client's samples and labels, in the form of a model's training data; `more` goes to `read_client`."""
     if data.suffix.lower() in sources.TABLES and not spec.feature_names:
         say(err, f"note: the model does not know the names of its columns; those of {data} are taken by position")
     return sources.read_client(
@@ -265,7 +263,7 @@ def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[
 
 
 def _client_row(one: run.ClientScore, mask_labels: bool) -> dict[str, Any]:
-    """Return a client's row of the file of --per-client."""
+    """Return a client's row in the file that --per-client names."""
     right = one.masked if mask_labels else one.correct
     accuracy = f"{right / one.samples:.6f}" if one.samples else ""
     return one._asdict() | {"seen": int(one.seen), "accuracy": accuracy}

@@ -61,6 +61,6 @@ def results_table(
         raise no_results(source)
     have = sorted({str(result["method"]) for result in results})
     if method is not None and method not in have:
-        raise PefllError(f"there are no results of {method} in {source}, but of {', '.join(have)}", code="PEFLL-C014")
+        raise PefllError(f"there are no results of {method} in {source}, only of {', '.join(have)}", code="PEFLL-C014")
     results = [result for result in results if method in (None, result["method"])]
     typer.echo(markdown_table(results))

@@ -33,9 +33,7 @@ from pefll.training.tensorboard import TensorBoard
 def train(
     method: Annotated[
         str | None,
-        typer.Option(
-            help="A method of `pefll methods`, which explains them; or your own, package.module:Class. [default: pefll]"
-        ),
+        typer.Option(help="A method (see `pefll methods`), or your own: package.module:Class. [default: pefll]"),
     ] = None,
     data: Annotated[
         str | None,
@@ -47,7 +45,7 @@ def train(
     partition: Annotated[
         str | None,
         typer.Option(
-            help="How samples are dealt to clients: 'by-class K' (K classes each), 'dirichlet A', 'dirichlet A/B' "
+            help="How samples are split among clients: 'by-class K' (K classes each), 'dirichlet A', 'dirichlet A/B' "
             "(B for new clients), 'natural' (as in the data). "
             "[default: the data's]"
         ),
@@ -67,12 +65,12 @@ def train(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of everything random. [default: 0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of all random numbers. [default: 0]")] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
             help="Several seeds, such as 0,1,2, trained at once into OUT/seed-0, OUT/seed-1 and so on. Results are "
-            "the same as one after another; a GPU is faster."
+            "the same as for one seed after another, but on a GPU it is faster."
         ),
     ] = None,
     engine: Annotated[
@@ -100,7 +98,7 @@ def train(
     label: Annotated[
         str | None,
         typer.Option(
-            help="Name of the label column in a table, or of the array in an .npz. [default: label, in an .npz y]"
+            help="Name of the label column in a table, or of the array in an .npz. [default: label; in an .npz, y]"
         ),
     ] = None,
     client_column: Annotated[
@@ -166,18 +164,18 @@ def train(
     callbacks = [TensorBoard()] if tensorboard else []
     if seeds is not None and (seed is not None or resume is not None):
         raise PefllError(
-            "--seeds is for new runs and replaces --seed; --resume RUN resumes all seeds in RUN",
+            "--seeds is for new runs, without --seed; --resume RUN resumes all seeds in RUN",
             code="PEFLL-C015",
         )
     if resume is not None:
         if folder is not None:
-            raise PefllError("--resume continues in its own folder; leave out --out", code="PEFLL-C016")
+            raise PefllError("--resume RUN continues in the folder RUN; leave out --out", code="PEFLL-C016")
         target, folders = resume, run_folders(resume)
         configs = [_resumed(each, given) for each in folders]
         if all(finished_state(each, config.rounds) for each, config in zip(folders, configs, strict=True)):
-            more = f"; --rounds {2 * configs[0].rounds} would go on" if configs[0].rounds else ""
+            more = f"; --rounds {2 * configs[0].rounds} would extend it" if configs[0].rounds else ""
             results = first_few(each.summary_file for each in folders)
-            say(err, f"{target} was finished already, and nothing is done again: its results are in {results}{more}.")
+            say(err, f"{target} was finished already, so nothing is trained: its results are in {results}{more}.")
             _print_results(folders, [each.summary() or {} for each in folders])
             say(out, f"Next: pefll show {target}")
             return
@@ -190,7 +188,7 @@ def train(
                 code="PEFLL-C017",
             )
         if given["data"] not in sources.DATASETS and Path(given["data"]).exists():
-            given["data"] = str(Path(given["data"]).resolve())  # found from other folders too
+            given["data"] = str(Path(given["data"]).resolve())  # so that commands in other folders find it
         config = Config(**given)
         config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
         name = f"{Path(config.data).stem}-{config.method}".replace(":", "-")
@@ -224,7 +222,7 @@ def train(
     except KeyboardInterrupt:
         if not any(manifest.newest_first(each.checkpoints) for each in folders):
             raise
-        say(err, f"Ended at once. Go on from what was saved before with: {_resume_command(target, configs[0])}")
+        say(err, f"Stopped at once. Go on from the last checkpoint with: {_resume_command(target, configs[0])}")
         sys.exit(INTERRUPTED)
     except fitting.RunsFailed as failed:
         if failed.runs:
@@ -235,7 +233,7 @@ def train(
     if federation.num_untested:
         say(out, without_samples(federation.num_untested, federation.num_clients, "test"))
     if federation.num_untested < federation.num_clients and not federation.num_unseen:
-        say(out, "No client was kept as a new one: --unseen 0.3 keeps three of ten out of training.")
+        say(out, "All clients took part in training, so none is new: --unseen 0.3 keeps three of ten out.")
     say(out, f"Next: pefll show {target}")
 
 
@@ -244,12 +242,12 @@ def _resume_command(folder: Path, config: Config) -> str:
 
 
 def _saved(stopped: Stopped, runs: int) -> str:
-    """Return a sentence about what is saved of stopped runs; of several, `stopped` is the one with fewest rounds."""
+    """Return a sentence that says what is saved; `stopped` is about the run with the fewest rounds."""
     if stopped.testing and not stopped.round:
         which = "the start is" if runs == 1 else "the starts of seeds that have not ended are"
         return f"Only {which} saved, because clients of this method train while they are tested."
     least = "" if runs == 1 else " or later, for each seed"
-    again = ", the last one; only the test is done again" if stopped.testing else ""
+    again = ", the last one; only the test must be repeated" if stopped.testing else ""
     return f"Saved after round {stopped.round}{least}{again}."
 
 
@@ -263,7 +261,7 @@ def _check_resumable(folder: RunFolder, config: Config) -> None:
     ]
     if given:
         raise PefllError(
-            f"{folder.path} was trained on {' and '.join(given)} given in Python; go on there, with "
+            f"{folder.path} was trained on {' and '.join(given)} given in Python; go on in Python, with "
             f"pefll.fit(federation, ..., out={str(folder.path)!r})",
             code="PEFLL-C019",
         )

@@ -1,4 +1,4 @@
-"""Tables, curves and pictures of runs, made from run folders alone."""
+"""Tables, curves and pictures of runs, made only from run folders."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pefll.runs.record import MOST_DESCRIPTORS, RunFolder
 
 Array = npt.NDArray[Any]
 
-# There are n² distances: above these limits, evenly spaced clients represent all.
+# n clients have n² distances. Above these limits, only evenly spaced clients are used.
 MOST_CLIENTS = 10_000
 MOST_PROBES = 1_000
 _ARRAYS = ("descriptors", "histograms", "seen")
@@ -65,9 +65,9 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
 
 
 def principal_plane(points: Array) -> tuple[Array, Array]:
-    """Return points [n, l] projected onto their two principal directions, [n, 2], and these' shares of variance, [2].
+    """Return points [n, l] along their two principal directions, [n, 2], and each direction's share of variance, [2].
 
-    A direction that does not exist (l = 1, or fewer than three points) is zero.
+    If a direction does not exist (l = 1, or fewer than three points), its values are zero.
     """
     centred = points - points.mean(axis=0)
     u, s, vt = np.linalg.svd(centred, full_matrices=False)
@@ -106,7 +106,7 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
     """Return the distances between probes and all other clients, [probes, others], for descriptors and labels.
 
     They are ‖v_i - v_j‖ of descriptors and ‖π_i - π_j‖ of label distributions. The probes are the unseen clients, or
-    all clients if none is unseen. Above MOST_PROBES probes or MOST_CLIENTS clients, evenly spaced ones are used.
+    all clients if none is unseen. If MOST_PROBES or MOST_CLIENTS is exceeded, evenly spaced clients are used.
     """
     n = len(found.seen)
     kept = _spaced(np.arange(n), MOST_CLIENTS)
@@ -118,17 +118,17 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
     pi = found.histograms / np.maximum(1, found.histograms.sum(axis=1, keepdims=True))
     d_v, d_pi = [], []
     for probe in probes:
-        others = kept[kept != probe][: len(kept) - 1]
+        others = kept[kept != probe][: len(kept) - 1]  # equally many for a probe that is not in `kept`
         d_v.append(np.linalg.norm(found.descriptors[others] - found.descriptors[probe], axis=1))
         d_pi.append(np.linalg.norm(pi[others] - pi[probe], axis=1))
-    # Rounding keeps ties: distances that are mathematically equal may differ in the last bit.
+    # Rounded, because distances that are equal in theory may differ in the last bit and would not be ties.
     return np.array(d_v), np.array(d_pi).round(12)
 
 
 def mean_correlation(d_v: Array, d_pi: Array) -> float:
-    """Return the paper's "Analysis of Client Descriptors": the mean over probes of Spearman's correlation.
+    """Return the mean of Spearman's correlation over probes, as in the paper's "Analysis of Client Descriptors".
 
-    It takes the result of `distances`. Rows without a correlation are left out; NaN if none has one.
+    The arguments are the result of `distances`. Rows without a correlation are left out; NaN if no row has one.
     """
     each = np.array([spearman(a, b) for a, b in zip(d_v, d_pi, strict=True)])
     each = each[~np.isnan(each)]

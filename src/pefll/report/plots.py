@@ -42,7 +42,7 @@ INK, FAINT = "#333333", "#8a8a8a"
 MOST_SHOWN = 60
 MOST_DOTS = 3_000
 MOST_LETTERS = 160  # in one line across the picture
-_STYLES: dict[str, Any] = {"seen": "-", "unseen": (0, (3.2, 1.8))}  # of lines
+_STYLES: dict[str, Any] = {"seen": "-", "unseen": (0, (3.2, 1.8))}  # line styles
 
 _STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -69,9 +69,9 @@ _STYLE: dict[str, Any] = {
 def curves(folders: Sequence[RunFolder], out: Path) -> None:
     """Draw validation accuracy over rounds and over megabytes sent.
 
-    Lines are solid for seen clients and dashed for unseen ones. Seeds are drawn as their mean with a band of one
-    standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data. Runs
-    without an evaluation are ignored.
+    Lines are solid for seen clients and dashed for unseen clients. Several seeds are drawn as their mean, with a band
+    of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data.
+    Runs without an evaluation are ignored.
     """
     runs = [run for run in read_runs(folders) if run.history]
     found = [curve for group in group_runs(runs) if len((curve := _curve(group)).rounds)]
@@ -133,7 +133,7 @@ def federation_picture(
         num_seen: how many clients are seen.
         out: the file to write.
         class_names: one per class; empty for numbers.
-        title: above the picture.
+        title: title above the picture.
     """
     histograms = np.asarray(histograms)
     if histograms.ndim != 2 or histograms.size == 0:
@@ -163,7 +163,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PefllError("drawing needs matplotlib: pip install 'pefll[plot]'", code="PEFLL-O008") from error
-    # Only installed fonts: matplotlib warns about each missing one.
+    # Only installed fonts, because matplotlib warns about each missing font.
     wanted = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans")
     installed = set(font_manager.get_font_names())
     fonts = {"font.family": "sans-serif", "font.sans-serif": [name for name in wanted if name in installed]}

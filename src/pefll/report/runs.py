@@ -25,7 +25,7 @@ MISSING = "—"  # stands for a value that a run does not have
 # Settings that may differ within a group. The seed decides the partition, so the data's fingerprint differs too. Runs
 # with different numbers of rounds are different experiments, although a run may be extended.
 _MAY_DIFFER = (MAY_CHANGE | {"seed", "data_sha256"}) - {"rounds"}
-# Settings that, with the seed, decide the partition.
+# These settings and the seed decide the partition.
 _DATA = ("data", "partition", "clients", "unseen", "label", "client_column")
 _NAME_IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
 
@@ -127,7 +127,7 @@ def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
     for line, row in enumerate(folder.history(), start=1):
         if not all(isinstance(row.get(group) or {}, dict) for group in GROUPS):
             raise PefllError(f"{folder.history_file} is damaged: line {line} is not an evaluation", code="PEFLL-O010")
-        # A run that crashed before its first checkpoint starts again and repeats its evaluations.
+        # A run that crashed before its first checkpoint has started again and repeated its evaluations.
         while kept and kept[-1]["round"] >= row["round"]:
             kept.pop()
         kept.append(row)
@@ -154,7 +154,7 @@ def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
 
 
 def different_data(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a description of each federation that the runs used; empty if all used the same."""
+    """Return a description of each federation that the runs used; empty if all runs used the same one."""
     firsts: list[StoredRun] = []
     for run in runs:
         if not any(_same_data(run, first) for first in firsts):
@@ -167,7 +167,7 @@ def different_data(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _same_data(run: StoredRun, other: StoredRun) -> bool:
-    """Return whether two runs have the same clients and samples, or would have with the same seed."""
+    """Return whether two runs have the same clients and samples, or would have them if their seeds were equal."""
     fingerprints = [one.config.get("data_sha256") for one in (run, other)]
     if fingerprints[0] == fingerprints[1] and fingerprints[0]:
         return True
@@ -191,7 +191,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def mean_std_text(values: Sequence[float]) -> str:
-    """Return `mean ± standard deviation` with one digit; the mean alone for one value, an em dash for none."""
+    """Return `mean ± standard deviation` with one digit; only the mean for one value, an em dash for no value."""
     if not values:
         return MISSING
     mean, std = mean_and_std(values)
@@ -199,7 +199,7 @@ def mean_std_text(values: Sequence[float]) -> str:
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:
-    """Return all settings and hyper-parameters that decide what a run computes, except its seed."""
+    """Return all settings and hyper-parameters that decide a run's results, except its seed."""
     plain = {key: value for key, value in run.config.items() if key not in _MAY_DIFFER and not isinstance(value, dict)}
     tables = [table for table in run.config.values() if isinstance(table, dict)]
     return plain | {key: value for table in tables for key, value in table.items()}

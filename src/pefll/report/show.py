@@ -21,8 +21,8 @@ from pefll.runs.record import RunFolder
 def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
     """Print tables and curves of runs, which may be unfinished; draw pictures and return their paths.
 
-    The pictures are curves.png, and descriptors.png for runs that have descriptors; none without matplotlib. They go
-    to the folder `out`, by default the first run's.
+    The pictures are curves.png, and descriptors.png for runs with descriptors. They are in the folder `out`, by default
+    the first run's folder. Without matplotlib there are no pictures.
     """
     runs = read_runs([RunFolder(path) for path in paths])
     if not runs:
@@ -35,7 +35,7 @@ def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
             console.print(table)
             console.print()
     if data := different_data(runs):
-        say(console, f"These runs are of different data ({'; '.join(data)}): their accuracies cannot be compared.\n")
+        say(console, f"These runs have different data ({'; '.join(data)}), so their accuracies cannot be compared.\n")
     _print_curves(runs, console)
     return _draw(runs, runs[0].folder.path if out is None else out, console)
 

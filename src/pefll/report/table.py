@@ -46,9 +46,9 @@ def costs_table(runs: Sequence[StoredRun]) -> Table:
     for heading in ("seen +\nunseen", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
         table.add_column(heading, justify="right", no_wrap=True)
     notes = (
-        (_shared, "* trained together with other runs: the time is that of a shared device"),
-        (_in_turns, "‡ took turns with other runs: the time is that of its own turns"),
-        (_untrained, "† no rounds: clients train during the test, and this is its time"),
+        (_shared, "* trained together with other runs, which slowed it down"),
+        (_in_turns, "‡ took turns with other runs: the time includes only its own turns"),
+        (_untrained, "† no rounds: clients train during the test; this is the time of the test"),
     )
     table.caption = "\n".join(note for mark, note in notes if any(mark(run) for run in runs)) or None
     table.caption_justify = "left"
@@ -77,7 +77,7 @@ def _time(run: StoredRun) -> str:
 
 
 def _untrained(run: StoredRun) -> str:
-    """Return the mark of a run without rounds: with Local, clients train only during the test."""
+    """Return the mark of a run without rounds. With the method Local, clients train only during the test."""
     return "†" if run.finished and number(run.value("rounds")) == 0 else ""
 
 
@@ -90,7 +90,7 @@ def _shared(run: StoredRun) -> str:
 
 
 def _in_turns(run: StoredRun) -> str:
-    """Return the mark of a run that took turns with others; its time is that of its own turns."""
+    """Return the mark of a run that took turns with others; its time includes only its own turns."""
     return "‡" if str(run.value("timing")).startswith(TOOK_TURNS) else ""
 
 

@@ -22,8 +22,8 @@ _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 def sparkline(values: Array, width: int, low: float | None = None, high: float | None = None) -> str:
     """Return a curve of values [n], one character high and at most `width` long; NaN is a missing value.
 
-    A longer curve is averaged over equal intervals. The lowest block is `low`, by default the smallest value, and the
-    highest is `high`, by default the largest.
+    A longer curve is averaged over equal intervals. The lowest block stands for `low`, by default the smallest value.
+    The highest block stands for `high`, by default the largest value.
     """
     values = np.asarray(values, dtype=np.float64)
     known = values[~np.isnan(values)]
@@ -45,8 +45,8 @@ def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int
 
     Args:
         series: x and y of each curve, [n] each, y in 0..1; the names `"seen"` and `"unseen"` have colours.
-        width: characters without the labels of the y axis.
-        height: lines without the x axis.
+        width: number of characters, without the labels of the y axis.
+        height: number of lines, without the x axis.
     """
     points = {name: (x[~np.isnan(y)], y[~np.isnan(y)]) for name, (x, y) in series.items()}
     points = {name: (x, y) for name, (x, y) in points.items() if len(x)}

@@ -32,9 +32,9 @@ class Checkpoint(NamedTuple):
     """The content of a checkpoint.
 
     Attributes:
-        round: rounds done.
-        tensors: by name.
-        metadata: metadata of the manifest.
+        round: number of rounds done.
+        tensors: the tensors, by name.
+        metadata: the manifest's metadata.
         history: the content of history.jsonl up to this round; None in a checkpoint of an earlier version.
     """
 
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def names_run(self) -> bool:
-        """Whether it says of which run it is; False in a checkpoint of an earlier version."""
+        """Whether it has the ID of its run; False in a checkpoint of an earlier version."""
         return "id" in self.metadata.get("run", {})
 
 
@@ -53,7 +53,7 @@ class Writer:
     """Writes the checkpoints of a run in a thread, one at a time, while the run continues.
 
     Args:
-        folder: of all checkpoints of the run.
+        folder: the folder of the run's checkpoints.
         before: called in the thread before each checkpoint, to write what must be on disk first.
         then: what a user should do after correcting a disk error.
     """
@@ -69,13 +69,13 @@ class Writer:
     ) -> None:
         """Start to write a checkpoint, after the previous one is written. The arguments are those of `save`.
 
-        The tensors are in the host's memory, and must not change.
+        The tensors must be in the host's memory, and must not change.
         """
         self.wait()
-        # Kept until `wait`. This thread must free memory that a GPU copied into: another thread would call the GPU's
-        # driver, which fails while a CUDA graph is captured.
+        # Kept until `wait`, so that this thread frees memory that a GPU copied into. Another thread would call the
+        # GPU's driver, which fails while a CUDA graph is captured.
         self._held = tensors
-        context = copy_context()  # keeps the caller's wording of errors: options or arguments
+        context = copy_context()  # so that errors name options or arguments as in the caller
 
         def work() -> None:
             try:
@@ -118,8 +118,8 @@ def save(
 ) -> Path:
     """Write a checkpoint atomically to a folder of checkpoints, remove old ones, and return its own folder.
 
-    The metadata is anything that JSON can hold, the history is the content of history.jsonl. `then` says what a user
-    should do after correcting a disk error.
+    `metadata` is anything that JSON can hold. `history` is the content of history.jsonl. `then` says what a user should
+    do after correcting a disk error.
     """
     final = manifest.folder_of(folder, round_)
     building = folder / f".building-{secrets.token_hex(8)}"
@@ -149,7 +149,7 @@ def _text(content: Manifest) -> bytes:
 
 
 def give_run(folder: Path, run: str) -> None:
-    """Write a run's ID into the manifests of an earlier version, which have none; damaged ones do not change."""
+    """Write a run's ID into manifests of an earlier version, which have none. Damaged manifests do not change."""
     for path in manifest.newest_first(folder):
         try:
             found = manifest.read(path)
@@ -221,7 +221,7 @@ def _check_size(path: Path, name: str, size: int, wanted: int) -> None:
 def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkpoint:
     """Return the newest checkpoint of a run that is not damaged; PefllError if there is none.
 
-    `report` gets a sentence for each damaged checkpoint, and for one that does not say of which run it is.
+    `report` gets a sentence for each damaged checkpoint, and for a checkpoint that does not name its run.
     """
     candidates = manifest.newest_first(folder)
     if not candidates:
@@ -242,19 +242,19 @@ def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkp
             continue
         if run and not found.names_run:
             report(
-                f"the checkpoint {path} does not say of which run it is: an earlier version wrote it, or it was put "
-                "there; make sure that it belongs to this run"
+                f"the checkpoint {path} does not name its run: an earlier version wrote it, or somebody put it there; "
+                "make sure that it belongs to this run"
             )
         return found
-    if misplaced:  # the user can still put them right
+    if misplaced:  # the user can still put these back in order
         raise PefllError(
-            f"every checkpoint in {folder} is of another round or run, or damaged: {misplaced[0]}", code="PEFLL-R018"
+            f"every checkpoint in {folder} is of another round or run, or is damaged: {misplaced[0]}", code="PEFLL-R018"
         )
     raise PefllError(f"every checkpoint in {folder} is damaged; start the run again", code="PEFLL-R007")
 
 
 def set_newer_aside(folder: Path, round_: int, report: Callable[[str], None]) -> None:
-    """Rename the damaged checkpoints after a round, so that `save` counts only good ones."""
+    """Rename the damaged checkpoints of later rounds, so that `save` counts only good ones."""
     for path in manifest.newest_first(folder):
         if int(path.name[6:]) > round_:
             report(f"{path} is kept as {set_aside(path).name}")

@@ -1,8 +1,8 @@
-"""Checks in the files of a run, which find damage and files of other runs.
+"""Checks: hashes in a run's files, which find damage and files of other runs.
 
-Every run has a random ID. The first line of config.toml has it with a SHA-256. The checks of each line of
-history.jsonl, of summary.json and of each checkpoint's manifest depend on it. They find accidents. They do not stop an
-attacker, who can compute them too.
+Every run has a random ID. The first line of config.toml has this ID and a SHA-256. There are further hashes in each
+line of history.jsonl, in summary.json and in each checkpoint's manifest. They depend on the ID too. Checks find
+accidents. They do not stop an attacker, who can compute them too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from pefll.core.files import parse_json
 
 CHECK = "check"  # key of the check in a row and in a summary
-MOST_LINE = 1 << 20  # bytes of a row, which has a few hundred
+MOST_LINE = 1 << 20  # most bytes of a row; usual rows have a few hundred
 _FIRST_LINE = re.compile(r"# pefll run ([0-9a-f]{16}), sha256 of the lines below: ([0-9a-f]{64})")
 
 
@@ -40,7 +40,7 @@ def with_first_line(text: str, run: str) -> str:
 
 
 def read_first_line(text: str) -> tuple[str, bool | None]:
-    """Return the run's ID, and whether the check is right; "" and None without a check, "" and False if it is wrong."""
+    """Return (the run's ID, True); ("", None) for a text without a check, ("", False) for a wrong check."""
     first, _, rest = text.partition("\n")
     if not first.startswith("# pefll run "):
         return "", None
@@ -59,9 +59,9 @@ class Rows(NamedTuple):
 
     Attributes:
         rows: one per evaluation, oldest first, without their checks.
-        checks: of each row; empty texts for rows of an earlier version.
-        lines: of the file, with their line ends.
-        damage: of the next line, in words; empty for none.
+        checks: the check of each row; empty for rows that an earlier version wrote.
+        lines: the same rows as lines of the file, with line ends.
+        damage: what is wrong with the next line; empty if there is no damage.
     """
 
     rows: list[dict[str, Any]]
@@ -76,9 +76,9 @@ class Rows(NamedTuple):
 
 
 def checked_line(row: Mapping[str, Any], before: str, run: str) -> bytes:
-    """Return a row as a line of JSON, with a check of it and of all rows before it.
+    """Return a row as a line of JSON, with a check of this row and all earlier rows.
 
-    `before` is the check of the row before it, empty for the first. Without a run's ID the line has no check.
+    `before` is the previous row's check; empty for the first row. Without a run's ID the line has no check.
     """
     content = dict(row)
     if run:
@@ -89,11 +89,11 @@ def checked_line(row: Mapping[str, Any], before: str, run: str) -> bytes:
 def read_rows(content: bytes, run: str) -> Rows:
     """Return the rows of a history up to its end, or up to the first damaged line.
 
-    A killed writer leaves a last line without an end. It is left out, and is not damage. Runs of earlier versions have
-    no ID, and their rows carry no checks.
+    A killed writer leaves an incomplete last line. That line is left out, and does not count as damage. Runs of earlier
+    versions have no ID, and their rows have no checks.
     """
     found, start = Rows([], [], []), 0
-    while start < len(content):  # line by line, because a damaged file may have a thousand million
+    while start < len(content):  # not all at once: a damaged file may have a billion lines
         number, end = len(found.rows) + 1, content.find(b"\n", start, start + MOST_LINE)
         is_last = end < 0
         if is_last and len(content) - start > MOST_LINE:
@@ -115,7 +115,7 @@ def last_check(path: Path) -> str:
     """Return the check of the last line of a history without reading the whole file; empty if there is none."""
     with suppress(OSError, ValueError), path.open("rb") as file:
         end, size, lines = file.seek(0, os.SEEK_END), 1 << 12, list[bytes]()
-        while len(lines) < 2:  # with another line before it, the last one is complete
+        while len(lines) < 2:  # if there are two lines, the last one is complete
             file.seek(max(0, end - size))
             lines = file.read().splitlines()
             if size >= max(end, MOST_LINE):
@@ -127,13 +127,13 @@ def last_check(path: Path) -> str:
 
 
 def _read_row(line: bytes, before: str, run: str) -> tuple[dict[str, Any], str]:
-    """Return a row and its check; ValueError with the end of a sentence if it is damaged."""
+    """Return a row and its check; ValueError if it is damaged, worded as the end of a sentence."""
     try:
         row = parse_json(line)
     except ValueError as error:
         raise ValueError(f"is not JSON in UTF-8 ({error})") from error
     number = row.get("round") if isinstance(row, dict) else None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e15:  # nor NaN
+    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e15:  # not NaN either
         raise ValueError("is not an evaluation")
     check = row.pop(CHECK, "")
     if run and check != _of_row(row, before, run):

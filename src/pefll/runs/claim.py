@@ -1,4 +1,4 @@
-"""The folder that a run is trained into: is it free, is its run finished, and a lock while it is trained."""
+"""Checks whether a run may be trained into a folder, and locks the folder during training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec) -> None:
     """Raise PefllError if a folder holds another run, or this run with other settings or another model.
 
-    A run without a folder, None, passes. `model_spec` is the spec of its model.
+    A run without a folder (None) passes. `model_spec` is the spec of the run's model.
     """
     if folder is None:
         return
@@ -27,7 +27,7 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
         started = Config.load(folder.config_file, folder.trained_with())
         try:
             started.check_same(config)
-        except PefllError as error:  # the user may have named a folder of several seeds, and not this one
+        except PefllError as error:  # name the folder: the user may have given one of several seeds
             raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
         newest = manifest.newest(folder.checkpoints, folder.run_id())
         if newest:
@@ -53,15 +53,15 @@ def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoi
         folder.history()
         folder.check_other_files()
         saved = checkpoint.latest(folder.checkpoints, lambda damage: None, folder.run_id())
-    except PefllError:  # resuming the run reports and repairs it
+    except PefllError:  # resuming the run reports and repairs the damage
         return None
-    if folder.run_id() and not saved.names_run:  # resuming it reports that
+    if folder.run_id() and not saved.names_run:  # resuming the run reports this
         return None
     return saved if saved.round >= rounds else None
 
 
 class ClaimingRun(Protocol):
-    """What a claim needs of a run: a `RunSpec` has it."""
+    """The attributes of a `RunSpec` that `claimed` needs."""
 
     @property
     def folder(self) -> RunFolder | None:

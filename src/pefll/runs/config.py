@@ -18,17 +18,17 @@ from pefll.runs.checksums import read_first_line, with_first_line
 
 PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector", "flower")
-# Settings that may differ when a run is resumed: places and speed. Another engine or device computes the same, except
-# for rounding.
+# Settings that may differ when a run is resumed: they change where, how fast and how long it runs. Another engine or
+# device changes results only by rounding.
 MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
 
 # At 0.1 ms per round this takes three years.
 MOST_ROUNDS = 10**12
 
-# Settings that `Config.command` leaves out: another machine has its own.
+# Settings that `Config.command` leaves out, because they depend on the machine.
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
-MOST_CHARACTERS = 16_384  # of a file of settings
-MOST_BYTES = 4 * MOST_CHARACTERS  # the most that UTF-8 needs
+MOST_CHARACTERS = 16_384  # in a settings file
+MOST_BYTES = 4 * MOST_CHARACTERS  # UTF-8 needs at most 4 per character
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Config:
         partition: "by-class K", "dirichlet A", "dirichlet A/B", "natural", or "" for the data set's own.
         clients: number of clients; 0 for the data set's own number.
         unseen: the share of clients that never take part in training.
-        model: of the clients: auto, lenet, cnn, resnet20, mlp, or package.module:function.
-        rounds: of training.
-        clients_per_round: c; 0 for 5% of all clients.
-        seed: of everything random.
+        model: the clients' model: auto, lenet, cnn, resnet20, mlp, or package.module:function.
+        rounds: number of training rounds.
+        clients_per_round: number of clients in a round; 0 for 5% of all clients.
+        seed: seed of all random numbers.
         engine: auto, serial, vector; flower for clients on other machines.
         device: auto, cpu, cuda, cuda:1, ...
-        precision: auto, float32, float64, tf32 or bf16 (a GPU's tensor cores round products); auto is tf32 on a GPU.
-        processes: of the serial engine; 0 for one per core.
+        precision: auto (tf32 on a GPU), float32, float64, tf32 or bf16; with tf32 and bf16, a GPU rounds products.
+        processes: processes of the serial engine; 0 for one per core.
         eval_every: rounds between evaluations.
-        eval_clients: clients per evaluation during training; 0 for as many as cost little beside training. The final
-            test uses all.
+        eval_clients: clients per evaluation during training; 0 for as many as take little time. The final test uses
+            all clients.
         checkpoint_every: rounds between checkpoints; one is also written every five minutes.
-        label: column of the label in a table, or array in an .npz, where "label" stands for y.
-        client_column: column of the client in a table, or array in an .npz.
+        label: a table's column of labels, or an array in an .npz. In an .npz, "label" means the array y.
+        client_column: a table's column of clients, or an array in an .npz.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """
 
@@ -128,7 +128,7 @@ class Config:
             value = text(value, argument(name))
         elif not isinstance(value, dict):
             raise PefllError(f"{name} is {shown(value)}; it must be a dictionary", code="PEFLL-A012")
-        object.__setattr__(self, name, value)  # a number of NumPy is Python's own from here on
+        object.__setattr__(self, name, value)  # NumPy's numbers have become Python's
 
     def command(self) -> str:
         """Return the command that repeats this run: the data, and all settings that differ from their defaults."""
@@ -145,12 +145,12 @@ class Config:
         return shlex.join(words)
 
     def check_same(self, other: Config) -> None:
-        """Raise PefllError if resuming with `other` would compute something else."""
+        """Raise PefllError if resuming with `other` would give other results."""
         advice = f"start a new run in another folder, with {argument('out')}"
         for each in dataclasses.fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.name == "data_sha256" and mine and theirs and mine != theirs:
-                raise PefllError(f"the data is not that of the run; {advice}", code="PEFLL-R103")
+                raise PefllError(f"this data is not the data of the run; {advice}", code="PEFLL-R103")
             if each.name not in MAY_CHANGE and mine != theirs:
                 was = f"settings {mine!r}" if each.name == "settings" else argument(each.name, mine)
                 raise PefllError(
@@ -169,8 +169,8 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
 
     Args:
         path: the file.
-        trained: the settings in the run's newest checkpoint, as TOML; empty without a checkpoint, None for a file that
-            is not of a run.
+        trained: the settings in the run's newest checkpoint, as TOML; empty without a checkpoint. None for a file
+            outside a run.
     """
     try:
         text = read_limited(path, MOST_BYTES).decode()
@@ -185,7 +185,7 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
         raise PefllError(f"there is no {path}", code="PEFLL-R022") from error
     except (OSError, ValueError, RecursionError) as error:
         reason = "it has too many levels of brackets" if isinstance(error, RecursionError) else error
-        advice = "; put back the copy in manifest.json of the newest checkpoint, facts.run.config" if trained else ""
+        advice = "; put back the copy at facts.run.config in the newest checkpoint's manifest.json" if trained else ""
         raise PefllError(f"{path} is damaged: {reason}{advice}", code="PEFLL-R001") from error
     new_run = f"start a new run with another {argument('out')}"
     differing = _differences(values, tomllib.loads(trained)) if trained else {}
@@ -198,7 +198,7 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
     if read_first_line(text)[1] is False and (differing or not trained):
         changed = "".join(f": {name} = {mine}, and was {was}" for name, (mine, was) in differing.items())
         raise PefllError(
-            f"{path} was changed since pefll wrote it{changed}; put it back and give what may change to "
+            f"{path} was changed since pefll wrote it{changed}; undo the change and give new settings to "
             f"{argument('resume')}, or {new_run}",
             code="PEFLL-R003",
         )
@@ -206,7 +206,7 @@ def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:
 
 
 def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return both values, as TOML, of each setting that differs; a setting that is not in `trained` had its default."""
+    """Return both values of each setting that differs, as TOML. A setting that `trained` lacks had its default."""
     defaults = {
         each.name: each.default for each in dataclasses.fields(Config) if each.default is not dataclasses.MISSING
     }
@@ -243,4 +243,4 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         # TOML strings have JSON's escapes, and also escape DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)  # also a date, which a changed file may have
+    return str(value)  # also for dates, which a user may have written into the file

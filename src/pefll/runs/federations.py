@@ -33,7 +33,7 @@ def federations_of(configs: Sequence[Config], console: Console | None) -> list[F
 
 
 def data_of_python(config: Config) -> bool:
-    """Return whether the data of a run was given in Python: it has a name, but no file."""
+    """Return whether a run's data was given in Python: the data has a name, but no file."""
     return _is_gone(config) and not Path(config.data).suffix and len(Path(config.data).parts) == 1
 
 
@@ -44,7 +44,7 @@ def _is_gone(config: Config) -> bool:
 def _samples_of(config: Config, console: Console | None) -> Samples:
     if data_of_python(config):
         raise PefllError(
-            f"the run was trained on data given in Python ({config.data}); evaluate it there, with "
+            f"the run was trained on data given in Python ({config.data}); evaluate it in Python, with "
             "pefll.load(path).evaluate(federation=...)",
             code="PEFLL-T117",
         )
@@ -59,7 +59,7 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         label=config.label,
         client=config.client_column,
     )
-    # Only at the start of a run: later its config has a fingerprint.
+    # Only at the start of a run. After that, its config has a fingerprint.
     is_new = config.data not in DATASETS and not config.data_sha256
     if console and is_new and (gaps := classes_without_samples(samples)):
         largest, classes = samples.classes - 1, samples.classes

@@ -12,7 +12,7 @@ from pefll.core.files import parse_json, read_limited
 from pefll.runs.checksums import digest
 
 MANIFEST, HISTORY = "manifest.json", "history.jsonl"
-# More than any manifest has: the names of a hundred thousand columns, each on its own line.
+# Enough for any manifest: it may name a hundred thousand columns, each on its own line.
 MOST_BYTES = 1 << 25
 OTHER_ROUND, OTHER_RUN, NO_RUN = "PEFLL-R005", "PEFLL-R006", "PEFLL-R023"
 _NAME = re.compile(r"round-[0-9]{8,}")
@@ -22,10 +22,10 @@ class Manifest(NamedTuple):
     """The content of a manifest.
 
     Attributes:
-        round: rounds done.
+        round: number of rounds done.
         files: `bytes` and `sha256` of each file, by name.
         metadata: what the writer added. `run` has the run's ID `id`, its settings `config` as TOML, and `history`, the
-            check of the last evaluation that `eval_every` asked for. Earlier versions wrote no `run`.
+            check of the last evaluation due by `eval_every`. Earlier versions wrote no `run`.
     """
 
     round: int
@@ -100,31 +100,31 @@ def read(path: Path, run: str = "") -> Manifest:
         )
     if run and found.run.get("id", run) != run:
         raise PefllError(
-            f"the checkpoint {path} is of another run than config.toml; put back the one that was here",
+            f"the checkpoint {path} belongs to another run than config.toml; put back the original one",
             code=OTHER_RUN,
         )
     if run and not found.names_run and ("run" in found.metadata or HISTORY in found.files):
         raise PefllError(
-            f"the checkpoint {path} does not say of which run it is, although this version of pefll wrote it; put back "
-            "the one that was here",
+            f"the checkpoint {path} does not name its run, although this version of pefll wrote it; put back the "
+            "original one",
             code=NO_RUN,
         )
     return found
 
 
 def _check(found: Manifest) -> None:
-    """Raise ValueError if a manifest holds what `write` never wrote: anybody can compute its SHA-256."""
+    """Raise ValueError if a manifest has content that `write` never writes: anybody can compute its SHA-256."""
     if type(found.round) is not int or found.round < 0:
         raise ValueError("its round is not a whole number")
     if not isinstance(found.files, dict) or not isinstance(found.metadata, dict):
-        raise ValueError("its files or its metadata are not a table")
+        raise ValueError("its files or its facts are not a table")
     for name, entry in found.files.items():
         if Path(name).name != name or "\0" in name:  # no file outside of the folder
             raise ValueError(f"{name!r} is not the name of a file in its folder")
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
             raise ValueError(f"it does not give the size and the SHA-256 of {name}")
     if not isinstance(found.run, dict) or not all(isinstance(value, str) for value in found.run.values()):
-        raise ValueError("its metadata about the run are not texts")
+        raise ValueError("its facts about the run are not texts")
     tomllib.loads(found.run.get("config", ""))
 
 

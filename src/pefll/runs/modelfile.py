@@ -23,14 +23,14 @@ from pefll.core.files import parse_json
 from pefll.models.spec import ModelSpec
 
 FORMAT = "pefll-personal-model-2"
-UNCHECKED = "pefll-personal-model-1"  # of earlier versions, without a hash
-# More than any personal model has: the names of a hundred thousand columns, and two thousand million weights.
+UNCHECKED = "pefll-personal-model-1"  # format of earlier versions, without a hash
+# Enough for any personal model: the names of a hundred thousand columns, and two billion weights.
 MOST_HEADER, MOST_BYTES = 1 << 24, 1 << 33
 DAMAGED = ("PEFLL-M010", "PEFLL-M012", "PEFLL-M013", "PEFLL-M017")  # codes of errors for damaged files
 _LENGTH = 8  # bytes with the length of the header
 _DIGITS = 64
-_AXES = 8  # of a tensor, at most
-# Only the metadata can match: inside texts quotation marks are escaped.
+_AXES = 8  # most axes of a tensor
+# Only the metadata can match, because quotation marks inside texts are escaped.
 _HASH = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
@@ -48,7 +48,7 @@ class Header(NamedTuple):
         spec: the spec of the model.
         tensors: types and shapes of the tensors, by name.
         checked: whether there is a hash to check; files of earlier versions have none.
-        size: of the whole file, in bytes.
+        size: size of the whole file, in bytes.
         head: the first bytes of the file, to the end of the header.
     """
 
@@ -119,7 +119,7 @@ def _header(file: BinaryIO, size: int, path: Path) -> Header:
     start = file.read(_LENGTH)
     length = int.from_bytes(start, "little")
     if len(start) < _LENGTH or not 2 <= length <= min(MOST_HEADER, size - _LENGTH):
-        raise _no_such_file(path, "it does not begin as one")
+        raise _no_such_file(path, "it does not begin like one")
     text = file.read(length)
     try:
         content = json.loads(text.decode(), object_pairs_hook=_unique)
@@ -168,7 +168,7 @@ def _tensor_specs(content: dict[str, Any], size: int) -> dict[str, TensorSpec]:
 
 
 def _hash_is_right(content: bytes) -> bool:
-    """Return whether there is exactly one hash in the header, and it is that of the content."""
+    """Return whether the header has exactly one hash, and it is the hash of the content."""
     length = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
     found = [match.start(1) for match in _HASH.finditer(content, 0, length)]
     if len(found) != 1:

@@ -31,7 +31,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class PersonalModel(nn.Module):
-    """A client's own model.
+    """A client's personal model.
 
     Attributes:
         network: the plain architecture with the client's weights; takes normalised samples.
@@ -74,10 +74,10 @@ class PersonalModel(nn.Module):
     @torch.no_grad()
     def probabilities(self, x: Any) -> Array:
         """Return the probability of each class for samples [N, ...], float [N, classes]; see `predict`."""
-        # As a tensor, so that `forward` does not check the values again.
+        # A tensor, because `forward` does not check its values again.
         samples = torch.from_numpy(check_input(x, self.spec))
         device = next(self.network.parameters()).device
-        # Copies have the same layout and alignment, so that equal samples give equal results: both change the rounding.
+        # Layout and alignment change the rounding. Copies have the same ones, so equal samples give equal results.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in torch.split(samples, 512))
         parts = [self(part.to(device)).softmax(dim=1) for part in copies]
         return torch.cat(parts).cpu().numpy()
@@ -86,8 +86,8 @@ class PersonalModel(nn.Module):
         """Return the most likely class of each sample, int64 [N]; with `names` its name, as texts [N].
 
         Args:
-            x: [N, ...] samples as an array, a list or a tensor; or a pandas or polars table. Its columns are found by
-                the names of the training data; other columns are ignored.
+            x: [N, ...] samples as an array, a list or a tensor; or a pandas or polars table. A table's columns are
+                found by their names in the training data; other columns are ignored.
             names: whether to return the names of classes.
         """
         classes: Array = self.probabilities(x).argmax(axis=1)
@@ -112,7 +112,7 @@ class PersonalModel(nn.Module):
             ModelSpec.from_json(json.loads(spec))
         except ValueError as error:
             raise PefllError(f"cannot save the model as {path}: {error}", code="PEFLL-M016") from None
-        # Only its owner may read it: a model reveals something of its samples, and one with neighbours holds them.
+        # Only its owner may read the file: a model reveals something of its samples, or even holds them as neighbours.
         write_whole(path, modelfile.to_bytes(tensors, spec), private=True)
 
     @classmethod
@@ -122,7 +122,7 @@ class PersonalModel(nn.Module):
         Args:
             path: the file.
             network: the architecture, if the package cannot build it by name.
-            architecture: the same, as a model's name or `package.module:function`.
+            architecture: the architecture's name, such as `lenet` or `package.module:function`.
         """
         path = arguments.path(path)
         if path.is_dir():
@@ -145,7 +145,7 @@ class PersonalModel(nn.Module):
                 code="PEFLL-M051",
             )
         shape, classes = spec.input_shape, spec.classes
-        # Before anything is built or read, so that a file cannot ask for a huge model.
+        # Checked before anything is built or read, so that a file cannot ask for a huge model.
         _check_fits(path, header, _weights_without_values(network, name, shape, classes))
         tensors = modelfile.read_tensors(path, header)
         if bad := _not_finite(tensors):
@@ -173,21 +173,21 @@ class PersonalModel(nn.Module):
 def _weights_without_values(
     network: nn.Module | None, name: str, shape: tuple[int, ...], classes: int
 ) -> dict[str, Tensor] | None:
-    """Return an architecture's weights, which may have no values; None if only running a user's code can tell."""
+    """Return an architecture's weights, perhaps without values; None if only a run of the user's code shows them."""
     if network is not None:
         return dict(network.state_dict())
     try:
         return weights_of(name, shape, classes)
     except (PefllError, RuntimeError, OverflowError, TypeError, ValueError):
         if name in MODELS:
-            return {}  # the model cannot have such sizes: no file fits
+            return {}  # the model cannot have these sizes, so no file fits it
         return None
 
 
 def _check_fits(path: Path, header: modelfile.Header, weights: dict[str, Tensor] | None) -> None:
     """Raise PefllError if a file's tensors differ from an architecture's weights in names, shapes or types.
 
-    Unknown weights, None, are not checked.
+    Weights that are unknown (None) are not checked.
     """
     if weights is None:
         return
@@ -239,12 +239,12 @@ def check_input(x: Any, spec: ModelSpec) -> Array:
         x = _matrix(x, spec)
     listed = isinstance(x, list | tuple)
     x = as_array(x, "x", "the samples")
-    if x.shape == expected and expected[:1] != (1,):  # (1, h, w) may also be one image without channels
+    if x.shape == expected and expected[:1] != (1,):  # (1, h, w) may also be one image in a batch, without channels
         raise _wrong_shape(x.shape, expected)
     if listed and spec.normalise and x.dtype.kind == "i" and x.size and 0 <= x.min() <= x.max() <= 255:
-        x = x.astype(np.uint8)  # a list has no type
+        x = x.astype(np.uint8)  # a list has no dtype
     if tuple(x.shape[1:]) != expected or x.dtype.kind not in "uif" or spec.tokens:
-        # Converts other layouts of images, and raises PefllError for what cannot be samples.
+        # Converts other layouts of images, and raises PefllError for arrays that cannot be samples.
         x = inputs(x, "the samples", tokens=spec.tokens)
     if len(x) == 0:
         raise PefllError("there are no samples", code="PEFLL-R110")

@@ -1,4 +1,4 @@
-"""The state of a run between rounds, restored from checkpoints."""
+"""The progress of a run: its state between rounds, which checkpoints restore."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Best(NamedTuple):
 
 @dataclass
 class Progress:
-    """The state of a run. With the federation and the config it decides the rest of the run.
+    """The state of a run. Together with the federation and the config, it decides the rest of the run.
 
     Attributes:
-        round: rounds done.
+        round: number of rounds done.
         server: the method's state.
         best: the state at the best round.
         best_round: the round with the best seen-client validation accuracy so far.
         best_value: that accuracy; -1 before the first evaluation.
-        train_seconds: spent in rounds; on a GPU including the time taken by other runs and by evaluations.
-        eval_seconds: spent in evaluations; a GPU runs them beside rounds.
-        wall_seconds: spent in all: also compiling, capturing and waiting for other runs.
+        train_seconds: seconds in rounds; on a GPU this includes other runs and evaluations.
+        eval_seconds: seconds in evaluations; a GPU does them during rounds.
+        wall_seconds: all seconds, also of compiling, capturing and waiting for other runs.
         lockstep: the largest number of runs that were trained together, including this one.
-        scheduled: the best of the rounds that `eval_every` asked for, if the evaluation at the end of the run was
-            better: a longer run does not have that evaluation.
-        engines: (name, rounds done before it) of each engine that did rounds; the last one continues.
+        scheduled: the best round due by `eval_every`, if the evaluation at the end of the run was better. It is kept
+            because an extended run does not have that last evaluation.
+        engines: (name, number of rounds before it) of each engine that did rounds; the last engine continues.
     """
 
     round: int
@@ -64,7 +64,7 @@ class Progress:
     engines: list[tuple[str, int]] = field(default_factory=list)
 
     def take_over(self, engine: str) -> str:
-        """Set the engine of the next rounds, and return the name of the engine before it; empty if it is the same."""
+        """Set the engine of the next rounds, and return the name of the previous engine; empty if it is the same."""
         before = self.engines[-1][0] if self.engines else ""
         if before != engine:
             self.engines.append((engine, self.round))
@@ -74,9 +74,9 @@ class Progress:
 def start_or_resume(
     engine: Engine, config: Config, folder: RunFolder | None, say: Callable[[str], None]
 ) -> tuple[Progress, list[dict[str, Any]]]:
-    """Return the progress of a new or resumed run, and its evaluations; later evaluations are removed from its folder.
+    """Return the progress and the evaluations of a new or resumed run.
 
-    `say` gets a sentence for everything unusual.
+    Its folder loses the evaluations after its last checkpoint. `say` gets a sentence for everything unusual.
     """
     resumed = resume(engine, folder, say)
     progress, copy = resumed or (_begin(engine), None)
@@ -88,8 +88,8 @@ def start_or_resume(
         progress.scheduled = None
     if folder is None:
         return progress, []
-    # An extended run has no evaluation at its former end. It stays if its state is the best: checkpoints of earlier
-    # versions have no other best state.
+    # An extended run drops the evaluation at its former end, unless the state there is the best one: checkpoints of
+    # earlier versions have no other best state.
     gone = between and progress.best_round < progress.round
     if resumed is None:
         folder.set_results_aside(say)
@@ -101,7 +101,7 @@ def start_or_resume(
 
 
 def _put_descriptors_away(folder: RunFolder, say: Callable[[str], None]) -> None:
-    """Rename descriptors that are damaged or of another run. The run replaces its own at its end."""
+    """Rename descriptors that are damaged or of another run. At its end the run replaces its own descriptors."""
     path = folder.descriptors_file
     if not os.path.lexists(path):
         return
@@ -124,7 +124,7 @@ def _begin(engine: Engine) -> Progress:
 def resume(
     engine: Engine, folder: RunFolder | None, say: Callable[[str], None]
 ) -> tuple[Progress, bytes | None] | None:
-    """Return the progress of the run in a folder, and its history.jsonl; None without a checkpoint."""
+    """Return the progress in a folder's last checkpoint, and its copy of history.jsonl; None without a checkpoint."""
     if folder is None or not manifest.newest_first(folder.checkpoints):
         return None
     saved = checkpoint.latest(folder.checkpoints, say, folder.run_id())
@@ -132,10 +132,10 @@ def resume(
     check_progress(saved.metadata, folder.path)
     numbers = dict(saved.metadata["progress"])
     template = engine.start()
-    vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`: the ledger already counts its exchange
+    vars(engine.ledger).update(numbers.pop("ledger"))  # after `start`, which counts its own bytes
     scheduled = saved.metadata.get("scheduled")
     numbers["engines"] = [(str(name), int(first)) for name, first in numbers.get("engines", [])]
-    numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # of an earlier version
+    numbers.setdefault("wall_seconds", numbers["train_seconds"] + numbers["eval_seconds"])  # earlier versions lack it
     progress = Progress(
         round=saved.round,
         server=restore(template, saved.tensors, "server"),
@@ -165,8 +165,7 @@ def check_progress(metadata: dict[str, Any], where: object) -> None:
     )
     if not makes_sense:
         raise PefllError(
-            f"the newest checkpoint of {where} is damaged: its progress makes no sense; put back the one that was "
-            "there",
+            f"the newest checkpoint of {where} is damaged: its progress makes no sense; restore it from a copy",
             code="PEFLL-R021",
         )
 
@@ -209,5 +208,5 @@ def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:
                 f"the checkpoint's {name} has {shapes}: the run was trained with another model or clients",
                 code="PEFLL-T124",
             )
-    # Copies are aligned: a CPU rounds sums of unaligned numbers differently.
+    # Copies, because they are aligned: a CPU rounds sums of unaligned numbers differently.
     return map_tree(lambda old, new: torch.empty_like(old).copy_(new), template, from_named(template, chosen))

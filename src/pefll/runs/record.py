@@ -38,14 +38,14 @@ LOCK = ".lock"  # a process that trains into the folder holds a lock on this fil
 # Incomplete files of killed writers of earlier versions.
 _HALF_WRITTEN = re.compile(r"\.(config\.toml|history\.jsonl|summary\.json|descriptors\.npz)\.[0-9]+\.tmp")
 GROUPS = ("seen", "unseen")
-# First words of `timing` in a summary if its seconds are the run's own.
+# `timing` in a summary begins with one of these if no other run slowed this one down.
 ALONE, TOOK_TURNS = "alone", "took turns"
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
-# Most bytes of a file; longer ones are not read. An evaluation has about 400, so this is two million of them.
+# Most bytes of each file; longer files are not read. A history may have two million evaluations of 400 bytes.
 MOST_HISTORY = 1 << 30
-# A summary has 3,000 bytes, and 30 more for each client of at most 10,000.
+# A summary has 3,000 bytes, and 30 more for each of at most 10,000 clients.
 MOST_SUMMARY = 1 << 25
-# At most 10,000 clients have descriptors here, so each may have 100,000 bytes.
+# At most 10,000 clients have descriptors in the file, so each client may have 100,000 bytes.
 MOST_DESCRIPTORS = 1 << 30
 
 
@@ -96,7 +96,7 @@ class RunFolder:
         return f"go on from the last checkpoint, if there is one, with {self.going_on}"
 
     def check_is_run(self) -> None:
-        """Raise PefllError if this is not the folder of a run, or has a pipe or a device in it."""
+        """Raise PefllError if this is not a run folder, or if it holds a pipe or a device."""
         if self.config_file.is_file():
             self._check_ordinary()
             return
@@ -106,7 +106,7 @@ class RunFolder:
             )
         if inside := sorted(self.path.glob("*/config.toml")):
             raise PefllError(
-                f"{self.path} is not a run folder but holds some; name one, such as {inside[0].parent}",
+                f"{self.path} is not a run folder, but holds run folders; name one, such as {inside[0].parent}",
                 code="PEFLL-R119",
             )
         reason = "it has no config.toml" if self.path.is_dir() else "there is no such folder"
@@ -139,7 +139,7 @@ class RunFolder:
             sweep(self.path, _HALF_WRITTEN)
             yield
         finally:
-            with suppress(OSError):  # closing is not enough: processes forked by other threads have copies
+            with suppress(OSError):  # closing is not enough: forked processes may have copies of the handle
                 locking.unlock(handle)
             os.close(handle)
             if not self.config_file.exists():  # the run did not start
@@ -157,7 +157,7 @@ class RunFolder:
 
     def trained_with(self) -> str:
         """Return the settings in the newest checkpoint, as TOML; empty without a checkpoint."""
-        # If config.toml is of another run, any checkpoint shows the difference.
+        # If no checkpoint belongs to the run in config.toml, any other checkpoint shows what differs.
         return (self._newest_checkpoint(self.run_id()) or self._newest_checkpoint()).get("config", "")
 
     def note_of_age(self) -> str:
@@ -171,7 +171,7 @@ class RunFolder:
         return found.run if found else {}
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the evaluations so far, oldest first, without a line that a crash cut off; PefllError if damaged."""
+        """Return the evaluations so far, oldest first, without an incomplete last line; PefllError if damaged."""
         found = self._read_history()
         if found.damage:
             raise PefllError(
@@ -198,11 +198,11 @@ class RunFolder:
             return found._replace(damage="evaluations before the newest checkpoint are missing")
         last = self._summary_check().get("history")
         if last is not None and last != found.last_check:
-            return found._replace(damage="its last line does not belong to summary.json")
+            return found._replace(damage="its last line does not match summary.json")
         return found
 
     def history_to_keep(self, eval_every: int) -> tuple[bytes, str]:
-        """Return the content of the file, and the check of the last evaluation that `eval_every` asked for."""
+        """Return the content of history.jsonl, and the check of the last evaluation due by `eval_every`."""
         found = self._read_history()
         pairs = zip(found.rows, found.checks, strict=True)
         scheduled = [check for row, check in pairs if row["round"] % eval_every == 0]
@@ -226,13 +226,13 @@ class RunFolder:
     def keep_history_until(
         self, round_: int, copy: bytes | None = None, report: Callable[[str], None] = lambda sentence: None
     ) -> list[dict[str, Any]]:
-        """Remove evaluations after a round, which a resumed run repeats, and return the others.
+        """Remove the evaluations after a round, because a resumed run repeats them; return the others.
 
         A damaged file is renamed, and its evaluations are restored from the checkpoint.
 
         Args:
             round_: the round from which the run continues.
-            copy: the content of the file in the checkpoint; None if it has none.
+            copy: the checkpoint's copy of the file; None if it has none.
             report: gets a sentence about damage.
         """
         run, found = self.run_id(), self._read_history()
@@ -248,7 +248,7 @@ class RunFolder:
         return [row for row, _ in kept_rows]
 
     def give_checks(self, run: str) -> None:
-        """Add checks to the history and the summary of an earlier version, unless they are damaged.
+        """Add checks to the history and the summary that an earlier version wrote, unless they are damaged.
 
         The caller writes the run's new ID into config.toml afterwards.
         """
@@ -268,7 +268,7 @@ class RunFolder:
         return self._read_summary()[0]
 
     def _read_summary(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Return the summary and its check of other files."""
+        """Return the summary without its check, and the check, which has hashes of other files."""
         if not os.path.lexists(self.summary_file):
             return None, {}
         advice = f"move it away, and {self.going_on} makes it again"
@@ -284,11 +284,11 @@ class RunFolder:
         if not isinstance(check, dict) or check.pop("sha256", "") != digest([summary, check]):
             raise PefllError(f"{self.summary_file} is damaged: it is not what was written; {advice}", code="PEFLL-R009")
         if check.get("run") != run:
-            raise PefllError(f"{self.summary_file} is of another run than config.toml; {advice}", code="PEFLL-R010")
+            raise PefllError(f"{self.summary_file} is from another run than config.toml; {advice}", code="PEFLL-R010")
         return summary, check
 
     def _summary_check(self) -> dict[str, Any]:
-        """Return the summary's check of other files; {} without a summary, or if it is damaged."""
+        """Return the summary's check; {} if the summary is missing or damaged."""
         with suppress(PefllError):
             return self._read_summary()[1]
         return {}
@@ -317,7 +317,7 @@ class RunFolder:
         return files if isinstance(files, dict) else {}
 
     def are_own_descriptors(self) -> bool | None:
-        """Return whether descriptors.npz is what the summary says; None without a summary that checks other files."""
+        """Return whether descriptors.npz has the hash in the summary; None if the summary has no hashes."""
         if "files" not in self._summary_check():
             return None
         with suppress(OSError, ValueError):
@@ -347,7 +347,7 @@ class RunFolder:
             report(f"{self.path} has no checkpoint: the run starts anew, and its results are kept as {first_few(kept)}")
 
     def put_summary_away(self, report: Callable[[str], None]) -> None:
-        """Rename the summary of a run that continues. `write_summary` removes it, unless it is damaged."""
+        """Rename the summary of a run that continues, until `write_summary` replaces it. A damaged summary is kept."""
         if not os.path.lexists(self.summary_file):
             return
         try:
@@ -371,9 +371,9 @@ def rounds_of(summary: Mapping[str, Any] | None) -> int:
 
 
 def last_round(summary: Mapping[str, Any] | None, rounds: int) -> int:
-    """Return the last round of a run of `rounds` rounds: an earlier one if a callback stopped it.
+    """Return the last round of a run: `rounds`, or the round at which a callback stopped it.
 
-    More rounds than it was stopped with continue it.
+    A stopped run that is given more rounds than before continues up to `rounds`.
     """
     stopped = (summary or {}).get("stopped")
     asked = stopped.get("rounds") if isinstance(stopped, dict) else None
@@ -381,7 +381,7 @@ def last_round(summary: Mapping[str, Any] | None, rounds: int) -> int:
 
 
 def own_seconds(summary: Mapping[str, Any]) -> bool:
-    """Return whether the seconds in a summary are the run's own; False if other runs slowed it down, or unknown."""
+    """Return whether `timing` in a summary says that no other run slowed this one down."""
     return str(summary.get("timing", "")).startswith((ALONE, TOOK_TURNS))
 
 

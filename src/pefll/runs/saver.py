@@ -19,14 +19,14 @@ CHECKPOINT_SECONDS = 300.0
 
 
 class Saver:
-    """Decides when a checkpoint is due, and writes it. A run without a folder has none.
+    """Decides when a checkpoint is due, and writes it. A run without a folder has no checkpoints.
 
     Args:
-        engine: of the run.
-        config: of the run.
-        folder: of the run, or None.
-        model_spec: so that a checkpoint can be used without the data.
-        round_: rounds done before.
+        engine: the run's engine.
+        config: the run's settings.
+        folder: the run's folder, or None.
+        model_spec: the spec of the run's model, with which a checkpoint can be used without the data.
+        round_: number of rounds done before.
         on_checkpoint: called with the round of each checkpoint that is on disk.
     """
 
@@ -48,11 +48,11 @@ class Saver:
         """Return whether to save the state after a round; PefllError if the last checkpoint could not be written."""
         if self._writer is None:
             return False
-        if not self._writer.busy:  # frees the copy of the state: pinned memory takes long to allocate
+        if not self._writer.busy:  # frees its copy, so that the next copy reuses the pinned memory
             self.wait()
         by_number = round_ % self._config.checkpoint_every == 0 or round_ == self._config.rounds
         if by_number or self._overdue():
-            self._at = time.monotonic()  # not due again before it is written
+            self._at = time.monotonic()  # not due again while it is being written
             return True
         return False
 
@@ -64,7 +64,7 @@ class Saver:
         """Begin to write a checkpoint.
 
         Args:
-            progress: of the run, with all evaluations up to its round.
+            progress: the run's progress, with all evaluations up to its round.
             server: the state after that round, in the host's memory.
             ledger: the bytes sent up to that round.
         """
@@ -92,7 +92,7 @@ class Saver:
     def save_now(self, progress: Progress) -> None:
         """Begin to write a checkpoint of a run without queued rounds, unless this round is saved already."""
         if self._round != progress.round or progress.round == 0:
-            # In the current stream, so after the work that computes the state.
+            # The copy is made in the current stream, so after the work that computes the state.
             self.save(progress, copy_to_host(progress.server, self._engine.device).wait(), self._engine.ledger)
 
     def save_if_overdue(self, progress: Progress) -> None:

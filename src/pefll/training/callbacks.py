@@ -1,4 +1,4 @@
-"""Callbacks: called on events of a run. The history, the progress bar and loggers are callbacks."""
+"""Callbacks: objects that are called on events of a run, such as the history, the progress bar and loggers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ActiveRun:
 
     Attributes:
         spec: its config, federation, method, folder and title.
-        round: rounds done.
+        round: number of rounds done.
         history: all evaluations so far, oldest first, as in history.jsonl.
         summary: results, as in summary.json; empty before the end.
         stopped_by: the class name of the callback that stopped it; "" for none.
@@ -35,7 +35,7 @@ class ActiveRun:
 
 
 class Callback:
-    """Its methods are called on events of a run. Override those you need; the others do nothing.
+    """An object whose methods are called on events of a run. Override those you need; the others do nothing.
 
         class Print(pefll.Callback):
             def on_evaluation(self, run, row):
@@ -56,7 +56,7 @@ class Callback:
         """An evaluation is done.
 
         Args:
-            run: the last row of its history is `row`.
+            run: the run; `row` is the last row of its history.
             row: round, seconds, bytes, and the validation accuracies of seen and unseen clients.
 
         Returns:
@@ -103,10 +103,10 @@ class EarlyStopping(Callback):
     It reads the run's history and keeps no state. So a resumed run stops at the same round as an uninterrupted one.
 
     Args:
-        patience: evaluations without an improvement.
+        patience: number of evaluations without an improvement, after which the run ends.
         metric: a field of `pefll.Accuracy`. Lower is better for the loss, higher for the others.
         group: seen or unseen clients.
-        min_delta: an improvement must exceed the best value so far by more than this.
+        min_delta: a value must be better than the best one so far by more than this.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Checks that every method must pass, the package's or a user's: `pefll check-method mymodule:MyMethod`.
 
-Each check is a function of a `Subject`. It raises `Broken` with a sentence. Clients have different numbers of samples,
-some fewer than a batch, and two clients are new.
+Each check is a function of a `Subject`. It raises `Broken` with a sentence. The first line of its docstring is the rule
+that users see. Clients have different numbers of samples, some fewer than a batch. Two clients are new.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pefll.runs.progress import restore
 from pefll.training.evaluation import Floats, client_scores, evaluate, scores_of
 
 ROUNDS = 3
-TOLERANCE = 1e-8  # in float64, after ROUNDS
+TOLERANCE = 1e-8  # largest difference in float64 after ROUNDS
 MEMBERS = (
     "trains_in_rounds",
     "uses_labels",
@@ -107,7 +107,7 @@ class Subject:
 
 
 def check_method(name: str, settings: dict[str, Any] | None = None) -> list[Finding]:
-    """Run every check on a method and return one finding for each rule; only one if it is no method at all.
+    """Run every check on a method and return one finding per rule; only the first one if it is no method.
 
     Args:
         name: a key of METHODS, or `package.module:Class`.
@@ -152,17 +152,17 @@ def is_a_method(subject: Subject) -> None:
 
 
 def a_seed_decides_everything(subject: Subject) -> None:
-    """The same seed gives the same bytes, and another seed gives others."""
+    """The same seed gives the same bytes, and another seed gives other bytes."""
     for make in (SerialEngine, VectorEngine):
         one, two, other = (_bytes(_trained(subject.engine(make, seed, torch.float32))) for seed in (4, 4, 5))
         if one != two:
-            raise Broken(f"two runs with one seed differ on the {make.name} engine: it draws random numbers of its own")
+            raise Broken(f"two runs with one seed differ on the {make.name} engine: its random numbers ignore the seed")
         if one == other:
             raise Broken(f"runs with different seeds are the same on the {make.name} engine")
 
 
 def engines_agree(subject: Subject) -> None:
-    """Both engines give the same state, models and scores: clients one by one, and all at once with padding."""
+    """The serial engine and the vector engine, which pads clients, give the same state, models and scores."""
     found = []
     for make in (SerialEngine, VectorEngine):
         with closing(subject.engine(make)) as engine:
@@ -175,7 +175,7 @@ def engines_agree(subject: Subject) -> None:
             raise Broken(f"the {what} have shapes {tuple(one.shape)} and {tuple(two.shape)}")
         difference = float((one - two).abs().max()) if one.numel() else 0.0
         if not difference <= TOLERANCE:
-            raise Broken(f"the {what} differ by {difference:.1e} in float64: a result depends on padding or neighbours")
+            raise Broken(f"the {what} differ by {difference:.1e} in float64: padding or other clients change a result")
     if serial_bytes != vector_bytes:
         raise Broken(f"bytes sent and received differ: {serial_bytes} and {vector_bytes}")
 
@@ -209,24 +209,24 @@ def states_are_not_written_to(subject: Subject) -> None:
 
 
 def stopping_changes_nothing(subject: Subject) -> None:
-    """A resumed run gives the same bytes as one without a stop."""
+    """A resumed run gives the same bytes as an uninterrupted run."""
     with closing(subject.engine(dtype=torch.float32)) as engine:
         server = engine.advance(engine.start(), 0, 2)
         try:
             tensors = {f"server.{name}": leaf for name, leaf in named_leaves(server)}
         except AttributeError as error:
-            raise Broken("its state must be a NamedTuple of tensors, or of such NamedTuples") from error
+            raise Broken("its state must be a NamedTuple of tensors, or of NamedTuples of tensors") from error
         with tempfile.TemporaryDirectory() as folder:
             checkpoint.save(Path(folder), 2, tensors, {})
             saved = checkpoint.load(Path(folder) / "round-00000002").tensors
         again = restore(engine.start(), saved, "server")
         resumed, whole = engine.advance(again, 2, 2), engine.advance(server, 2, 2)
     if type(again) is not type(server) or _bytes(resumed) != _bytes(whole):
-        raise Broken("a resumed run differs: something that matters is not in the state")
+        raise Broken("a resumed run differs: keep everything that changes results in the state")
 
 
 def everybody_gets_a_model(subject: Subject) -> None:
-    """Seen clients and new ones get finite models, one row for each client."""
+    """Every seen and every new client gets a model, one row per client, without NaN or infinite values."""
     with closing(subject.engine()) as engine, torch.no_grad():
         method: Method[Any] = engine.method
         server = engine.advance(engine.start(), 0, ROUNDS)
@@ -235,42 +235,42 @@ def everybody_gets_a_model(subject: Subject) -> None:
             for leaf in leaves(personal):
                 if len(leaf) != len(ids) or not bool(torch.isfinite(leaf).all()):
                     kind = "new" if cohort.is_new else "seen"
-                    raise Broken(f"{len(ids)} {kind} clients got {tuple(leaf.shape)}, or NaN")
+                    raise Broken(f"{len(ids)} {kind} clients got models of shape {tuple(leaf.shape)}, or with NaN")
             scores = cohort.run(method.predict, each(personal), split=TEST)
             if scores.samples.tolist() != subject.federation.count[TEST][ids].tolist():
-                raise Broken("scores are not of all test samples")
+                raise Broken("some test samples have no score")
 
 
 def held_out_data_is_not_looked_at(subject: Subject) -> None:
-    """Training uses no held-out sample and nothing of new clients, and no model depends on held-out samples.
+    """Training uses no held-out samples and no new clients, and no model depends on held-out samples.
 
-    Held-out samples are those for validation and test. A new client's model may depend on its training samples.
+    Held-out samples are the samples for validation and test. A new client's model may depend on its training samples.
     """
     clean = subject.federation
     poisoned, held_out = _poisoned(clean, new_clients=True), _poisoned(clean, new_clients=False)
     for make in (SerialEngine, VectorEngine):
         server, other = (_trained(subject.engine(make, federation=data)) for data in (clean, poisoned))
         if _bytes(server) != _bytes(other):
-            raise Broken(f"held-out samples change what is learned on the {make.name} engine")
+            raise Broken(f"held-out samples change the training on the {make.name} engine")
         models = []
         for data in (clean, held_out):
             with closing(subject.engine(make, federation=data)) as engine:
                 models.append(_models_and_scores(engine, server)[0])
         if _bytes(models[0]) != _bytes(models[1]):
-            raise Broken(f"held-out samples change what `personalize` makes on the {make.name} engine")
+            raise Broken(f"held-out samples change the models of `personalize` on the {make.name} engine")
 
 
 def a_gpu_can_record_it(subject: Subject) -> None:
-    """A GPU can record rounds and evaluations once and replay them: Python reads no number and adds none.
+    """A GPU can record rounds and evaluations and replay them: Python reads no numbers and makes no tensors of them.
 
-    A CUDA graph repeats the same kernels on the same memory. A number that Python reads while it records would decide
-    for all rounds, and a graph cannot copy from the host's memory. This check needs no GPU.
+    A CUDA graph repeats the same kernels on the same memory. If Python reads a number during recording, its value then
+    holds for all rounds. A graph also cannot copy numbers from the host's memory. This check needs no GPU.
     """
     with closing(subject.engine(VectorEngine)) as engine:
         assert isinstance(engine, VectorEngine)
         server = engine.start()
         cohorts = [cohort for _, cohort in engine.cohorts(np.arange(subject.federation.num_clients))]
-        for record in (nullcontext, recording):  # a GPU, too, runs everything once before it records, to fill caches
+        for record in (nullcontext, recording):  # the first pass fills caches, as on a GPU
             t = torch.zeros((), dtype=torch.int64)
             with record():
                 engine.checked_round(server, t)
@@ -317,7 +317,7 @@ def real_clients_can_run_it(subject: Subject) -> None:
 
 @contextmanager
 def _flower_log(lines: list[str]) -> Iterator[None]:
-    """Append what Flower's clients log inside the block to `lines`: the server does not learn why a client fails."""
+    """Append Flower's log inside the block to `lines`: only the log says why a client fails."""
     log, handler = logging.getLogger("flwr"), logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     before, log.handlers = log.handlers, [handler]
@@ -329,13 +329,13 @@ def _flower_log(lines: list[str]) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Raise `Broken` inside the block for what a CUDA graph could not record, on a CPU and under `torch.func` too."""
+    """Raise `Broken` inside the block if a CUDA graph cannot record it; works on a CPU and under `torch.func`."""
     with _CheckedFunctions(), _CheckedOperations():  # type: ignore[no-untyped-call]
         yield
 
 
 class _CheckedFunctions(TorchFunctionMode):
-    """Refuses functions that copy numbers to Python without an operation that `_CheckedOperations` sees."""
+    """Refuses functions that copy numbers to Python. `_CheckedOperations` does not see these."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -346,7 +346,7 @@ class _CheckedFunctions(TorchFunctionMode):
 
 
 class _CheckedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operations that a CUDA graph could not record."""
+    """Refuses operations that a CUDA graph cannot record."""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -358,13 +358,13 @@ class _CheckedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise Broken(f"the shape of a result depends on values (`{name}`, or a mask as an index): use torch.where")
         if name == "lift_fresh":
             raise Broken(
-                "it makes a tensor from numbers of Python or NumPy: use torch.full, torch.arange or another operation, "
-                "or make it in `init` and keep it in the state"
+                "it makes a tensor from numbers of Python or NumPy: use torch.full or torch.arange, or make the tensor "
+                "in `init` and keep it in the state"
             )
         return operation(*args, **(kwargs or {}))
 
 
-# The values decide how many elements the results of these operations have. A GPU would have to wait for that number.
+# The size of these operations' results depends on values. A GPU would have to wait until the size is known.
 _SIZED_BY_VALUES = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount")
 
 
@@ -438,7 +438,7 @@ def _small_federation() -> Federation:
 
 
 def _poisoned(federation: Federation, *, new_clients: bool) -> Federation:
-    """Return the federation with other held-out samples; with `new_clients` also with other new clients."""
+    """Return the federation with changed held-out samples; with `new_clients`, new clients' training samples too."""
     rows = [federation.indices(c, s) for c in range(federation.num_clients) for s in (VALIDATION, TEST)]
     if new_clients:
         rows += [federation.indices(c, TRAIN) for c in range(federation.num_seen, federation.num_clients)]

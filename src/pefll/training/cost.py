@@ -1,4 +1,4 @@
-"""What a new client pays for its personal model: messages, bytes, operations and seconds."""
+"""The cost of a new client's personal model: messages, bytes, operations and seconds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pefll.methods.contract import ClientState, Each, Everyone, Method, each
 
 
 class Cost(NamedTuple):
-    """What it costs to make the model of one new client; predictions with the model are not included.
+    """The cost of making one new client's model. Predictions with the model are not included.
 
     Attributes:
-        exchanges: messages to the client, most of them with a reply.
-        bytes_down: sent to the client.
-        bytes_up: sent by the client.
-        flops: floating point operations of convolutions and matrix products on the client.
-        seconds: of all work, the server's included, on one core of this machine.
+        exchanges: number of messages to the client; most of them have a reply.
+        bytes_down: bytes sent to the client.
+        bytes_up: bytes sent by the client.
+        flops: floating-point operations of convolutions and matrix products on the client.
+        seconds: seconds of the client's and the server's work, on one core of this machine.
     """
 
     exchanges: int
@@ -38,7 +38,7 @@ class Cost(NamedTuple):
 
 
 class NewClientCost(NamedTuple):
-    """The fields of `Cost`, and how many training samples the client has."""
+    """The fields of `Cost`, and the number of the client's training samples."""
 
     exchanges: int
     bytes_down: int
@@ -51,7 +51,7 @@ class NewClientCost(NamedTuple):
 def cost_of_median_client(method: Method[Any], federation: Federation, seed: int = 0) -> NewClientCost:
     """Return the cost for the unseen client with the median number of training samples.
 
-    The method needs no training: the cost does not depend on the values of weights.
+    The method need not be trained: the values of weights do not change the cost.
     """
     if not federation.num_unseen:
         raise PefllError("there are no unseen clients, so no new client's cost can be counted", code="PEFLL-T101")
@@ -70,22 +70,22 @@ def cost_of_median_client(method: Method[Any], federation: Federation, seed: int
 
 
 def cost_of_new_client(federation: Federation, method: Method[Any], server: Any, client: int, seed: int = 0) -> Cost:
-    """Make the model of one client that took no part in training, and return what that cost.
+    """Make the model of one client that took no part in training, and return its cost.
 
-    A model that the server makes is sent to the client in one more message.
+    If the server makes the model, one more message sends it to the client.
 
     Args:
-        federation: has the client.
-        method: what was trained.
-        server: its state, on any device.
-        client: its number, `federation.num_seen` or higher.
-        seed: of the run.
+        federation: the federation that has the client.
+        method: the trained method.
+        server: the method's state, on any device.
+        client: the client's number, `federation.num_seen` or higher.
+        seed: the run's seed.
     """
     check_is_federation(federation)
     client, seed = whole_number(client, "client", 0), whole_number(seed, "seed", 0)
     if not federation.num_seen <= client < federation.num_clients:
         raise PefllError(
-            f"client {client} is not a new one; the numbers of new clients are {federation.num_seen} and higher",
+            f"client {client} is not a new client; new clients have numbers from {federation.num_seen} on",
             code="PEFLL-T103",
         )
     engine = SerialEngine(federation.to(torch.device("cpu")), method, seed, 0)
@@ -94,7 +94,7 @@ def cost_of_new_client(federation: Federation, method: Method[Any], server: Any,
         ((_, cohort),) = engine.cohorts(np.array([client]))
         counting = _FlopCountingCohort(cohort.anew())
         with torch.no_grad():
-            _model_to_send(method, state, counting)  # before the clock starts: a first call is always slow
+            _model_to_send(method, state, counting)  # before the clock starts, because a first call is slow
             began = time.perf_counter()
             personal = _model_to_send(method, state, cohort)
             seconds = time.perf_counter() - began

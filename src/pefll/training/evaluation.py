@@ -25,9 +25,9 @@ class Accuracy(NamedTuple):
     """How good the models of a group of clients are.
 
     Attributes:
-        per_sample: the share of correct samples of all clients; every sample counts the same.
+        per_sample: the share of correct samples among all clients' samples; every sample counts the same.
         per_client: the mean of the clients' accuracies; every client counts the same.
-        masked: as per_sample, but classes that a client's training labels lack are ruled out.
+        masked: like per_sample, but a client's model may not choose classes that its training labels lack.
         worst_tenth: the mean accuracy of the worst tenth of the clients.
         loss: the mean cross-entropy.
     """
@@ -40,7 +40,7 @@ class Accuracy(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Accuracy of clients that took part in training, and of those that did not; None for a group without samples."""
+    """The accuracy of seen clients and of unseen clients; None for a group without samples."""
 
     seen: Accuracy | None
     unseen: Accuracy | None
@@ -62,11 +62,11 @@ def evaluate(
 
     Args:
         engine: reaches the clients.
-        method: what was trained.
-        server: its state.
-        split: which samples to score.
+        method: the trained method.
+        server: the method's state.
+        split: the number of the split to score.
         progress: see `client_scores`.
-        share: of each group's clients to use; always the same ones.
+        share: share of the clients of each group to use; always the same clients.
     """
     seen, unseen = _groups(engine, share)
     sums = client_scores(engine, method, server, np.concatenate([seen, unseen]), split, progress)
@@ -79,7 +79,7 @@ def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
 
 
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
-    """Return each client's samples, correct ones, and correct ones with absent classes masked, as whole numbers.
+    """Return each client's numbers of samples, correct samples, and masked correct samples (see `Accuracy`).
 
     Args:
         sums: [clients, 4], seen clients first.
@@ -95,16 +95,16 @@ def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
 
 
 class Evaluator:
-    """Scores states on the same samples of the same clients while training goes on.
+    """Scores states during training, always on the same samples of the same clients.
 
-    It prepares everything but the state once, and a GPU records the work once. New clients that would have to train
-    first take no part.
+    It prepares everything but the state once, and a GPU records the work once. If new clients must train before they
+    have a model, they are left out.
 
     Args:
         engine: reaches the clients.
-        method: what is trained.
-        split: which samples to score.
-        share: of each group's clients.
+        method: the method that is trained.
+        split: the number of the split to score.
+        share: share of the clients of each group to use.
     """
 
     def __init__(self, engine: Engine, method: Method[Any], split: int, share: float = 1.0) -> None:
@@ -130,11 +130,11 @@ class Evaluator:
 
 
 def _groups(engine: Engine, share: float) -> tuple[Ids, Ids]:
-    """Return a share of the seen clients and of the unseen ones, each evenly spaced and at least 20 clients."""
+    """Return a share of the seen and of the unseen clients: evenly spaced, and at least 20 of each, or all."""
     groups = []
     for clients in np.split(np.arange(engine.federation.num_clients), [engine.federation.num_seen]):
         size = min(max(20, math.ceil(share * len(clients))), len(clients))
-        # The order of clients is random already.
+        # Evenly spaced is random here, because the order of clients is random.
         groups.append(clients[np.linspace(0, len(clients) - 1, size).astype(np.int64)])
     return groups[0], groups[1]
 
@@ -152,13 +152,13 @@ def client_scores(
 
     Args:
         engine: reaches the clients.
-        method: what was trained.
-        server: its state.
-        clients: in ascending order.
-        split: which samples to score.
-        progress: gets the number of clients done since the last call, often 0 if they take long. An error that it
-            raises ends the work.
-        as_new: whether seen clients count as new ones.
+        method: the trained method.
+        server: the method's state.
+        clients: the clients' numbers, in ascending order.
+        split: the number of the split to score.
+        progress: called with the number of clients done since the last call, often 0 if they take long. An error that
+            it raises ends the work.
+        as_new: whether seen clients are treated as new clients.
     """
     order: list[Ids] = []
     parts: list[Tensor] = []
@@ -170,7 +170,7 @@ def client_scores(
         parts.append(scores_of(method, server, cohort, split))
         if per_client is not None:
             per_client.end()
-    # Read at the end: the first read of a number waits for the device.
+    # Read only here, because reading a number waits for the device.
     sums: Floats = torch.cat(parts).numpy(force=True)[np.argsort(np.concatenate(order))]
     return _weighted(engine, clients, _checked(sums, engine, clients), chooses=False)
 
@@ -200,16 +200,16 @@ def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tens
 
 
 def _weighted(engine: Engine, clients: Ids, sums: Floats, chooses: bool) -> Floats:
-    """Return clients' sums with the engine's limits on a client's weight; see `LimitsWeights`."""
+    """Return the sums after the engine has limited the weight of each client; see `LimitsWeights`."""
     limited: Floats = engine.weighed(clients, sums, chooses) if isinstance(engine, LimitsWeights) else sums
     return limited
 
 
 def _checked(values: Floats, engine: Engine, clients: Ids) -> Floats:
-    """Return values [clients, ...]; PefllError if a row is not finite, as after a message that was not."""
+    """Return values [clients, ...]; PefllError if a row is not finite, as after a message with NaN."""
     fine = np.isfinite(values).all(axis=1)
     if not fine.all():
-        # If every row is bad, no client's own data is the reason.
+        # If every row is bad, the reason is not the data of one client.
         who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
         raise not_finite("evaluation", who, None)
     return values
@@ -245,7 +245,7 @@ def split_number(name: str) -> int:
 
 @torch.no_grad()
 def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | None:
-    """Return the descriptors of all clients from all their training samples, [n, l]; None for a method without."""
+    """Return all clients' descriptors [n, l], each from all training samples; None if the method has none."""
     clients = np.arange(engine.federation.num_clients)
     order: list[Ids] = []
     parts: list[Tensor] = []
@@ -261,8 +261,8 @@ def descriptors(engine: Engine, method: Method[Any], server: Any) -> Floats | No
 def evaluated_share(engine: Engine, method: Method[Any], config: Config) -> float:
     """Return the share of clients that evaluations during training use.
 
-    They use a quarter of the samples that are trained on between two evaluations. A sample costs about three times as
-    much in training as in an evaluation. So evaluations take 5% to 8% of a run on a CPU, and less on a GPU.
+    An evaluation uses a quarter as many samples as the rounds since the last evaluation. A sample costs about three
+    times as much in training as in an evaluation. So evaluations take 5% to 8% of a run on a CPU, and less on a GPU.
     """
     federation = engine.federation
     if config.eval_clients:

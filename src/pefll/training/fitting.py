@@ -62,14 +62,14 @@ def fit(
             method is an instance of a `BaseMethod`, or a name package.module:Class.
         model: the client model: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
             samples to one score per class.
-        rounds: of training.
-        seed: of everything random.
-        out: a folder for the run. An unfinished run there with the same settings is resumed. A finished one is
-            loaded and returned.
+        rounds: number of training rounds.
+        seed: seed of all random numbers.
+        out: a folder for the run. If it holds an unfinished run with the same settings, that run is resumed. A finished
+            run is loaded and returned.
         console: shows progress; None for silence.
-        config: all settings at once, in place of the arguments above. Plug-ins named in a config must also be passed
-            as `method` or `model`, because a file is not trusted.
-        callbacks: called on events, for example `pefll.EarlyStopping()`; see `pefll.Callback`.
+        config: all settings at once, in place of the arguments above. If it names a plug-in, pass the plug-in as
+            `method` or `model` too, because a config may come from a file, which is not trusted.
+        callbacks: called on events of the run, for example `pefll.EarlyStopping()`; see `pefll.Callback`.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
     """
     check_is_federation(federation)
@@ -100,27 +100,27 @@ def fit_seeds(
 ) -> list[Run]:
     """Train a method with several seeds at once and return the runs, in the order of the seeds.
 
-    Each run equals the one that `fit` returns for its seed. On a GPU, training at once is faster than one run after
-    another, because one run with few clients does not fill the device.
+    Each run equals the run that `fit` returns for its seed. On a GPU, this is faster than one run after another,
+    because one run with few clients does not fill the device.
 
     Args:
-        federation: the same for all seeds, or a function that makes one for a seed.
+        federation: one federation for all seeds, or a function that makes the federation of a seed.
         method: see `fit`.
         seeds: one per run, all different.
         model: see `fit`.
         rounds: see `fit`.
-        out: a folder for the runs; each has its own folder seed-N. See `fit` for runs that exist already.
+        out: a folder for the runs; each run has its own folder seed-N in it. See `fit` for runs that exist already.
         console: see `fit`.
         callbacks: see `fit`; all runs share them.
         settings: see `fit`.
 
     Raises:
-        RunsFailed: if a run diverged, after the others have finished; it holds their runs.
-        Stopped: after Ctrl-C, SIGTERM or the end of the terminal, with a checkpoint of each run.
+        RunsFailed: if a run failed, after the others have finished. It holds the finished runs.
+        Stopped: after Ctrl-C, SIGTERM or the end of the terminal; each run has written a checkpoint.
     """
     seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
-        raise PefllError("seeds must be different from each other; give at least one", code="PEFLL-T104")
+        raise PefllError("seeds must differ from each other; give at least one seed", code="PEFLL-T104")
     name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
@@ -173,7 +173,7 @@ def train_all(
     Every run has its own engine, and the runs take turns. Finished runs are neither trained nor tested again.
 
     Args:
-        specs: what to train.
+        specs: the runs to train.
         console: shows progress; None for silence.
         ended: called when a run ends, while others may still train.
         seconds: time limit, after which all runs stop with a checkpoint; None for no limit.
@@ -181,11 +181,11 @@ def train_all(
         engine: an open engine, if there is only one spec.
     """
     jobs: list[ScheduledRun] = []
-    copies: dict[object, Tensor] = {}  # samples on a GPU, which seeds share
+    copies: dict[object, Tensor] = {}  # samples on a GPU, which the runs share
     tell = partial(say, console) if console else None
     unfinished = [spec for spec in specs if spec.finished is None]
     with ExitStack() as stack:
-        # The stack closes engines in reverse order, because each restores the torch settings that it found.
+        # The stack closes engines in reverse order: each engine restores the torch settings that it found.
         engines = [
             engine
             or stack.enter_context(
@@ -195,7 +195,7 @@ def train_all(
             )
             for spec in unfinished
         ]
-        # Folders are made only now, so that invalid settings leave none behind.
+        # Folders are made only now, so that invalid settings leave no folder behind.
         stack.enter_context(claimed(unfinished, tell or _ignore))
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, tell))
@@ -294,7 +294,7 @@ def _train_and_test(
 
 
 def _with_cause(error: PefllError, federation: Federation) -> PefllError:
-    """Return the error. If training diverged and the data has too large values, the error also names them."""
+    """Return the error; if training diverged on data with too large values, an error that names these values."""
     causes = out_of_proportion(federation) if isinstance(error, Diverged) else []
     return Diverged(f"{error.args[0]}, but first look at the data: {causes[0]}", error.code) if causes else error
 
@@ -340,8 +340,8 @@ def _config(
     for name in ("settings", "seed"):  # `fit_seeds` has no argument `seed`
         if name in settings:
             raise PefllError(
-                f"{name} is no argument here; give hyper-parameters one by one, such as local_steps=10, and seeds as "
-                "seeds=[0, 1]",
+                f"{name} is not an argument here; give hyper-parameters one by one, such as local_steps=10, and seeds "
+                "as seeds=[0, 1]",
                 code="PEFLL-A023",
             )
     return Config(

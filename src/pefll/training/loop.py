@@ -30,20 +30,20 @@ def train(
 ) -> Turns[None]:
     """Train a run from its current round to the last one; `run` and `progress` are updated in place.
 
-    New rounds are launched before the results of earlier ones are read, so that a GPU does not wait for the host. A
-    checkpoint is a copy of the state after its round. It is written after all results up to that round are read, so
-    that no evaluation is missing.
+    New rounds are launched before the results of earlier rounds are read, so that a GPU does not wait for the host. A
+    checkpoint is a copy of the state after its round. It is written after all evaluations up to that round are read,
+    so that none is missing.
 
     Args:
         engine: runs the rounds.
-        run: what to train, as callbacks see it.
+        run: the run to train, as callbacks see it.
         progress: the server's state, the best state, and times.
-        callbacks: called on events.
+        callbacks: called on events of the run.
         say: gets a sentence if a callback ends the run.
         asked_to_stop: signals received so far, read after every stretch of rounds.
 
     Yields:
-        When the engine has work, so that other runs can have a turn.
+        After work is launched, so that other runs have a turn.
 
     Raises:
         Stopped: after a signal, with a checkpoint written.
@@ -75,7 +75,7 @@ def train(
                     saver.save(progress, stretch.copy.wait(), stretch.ledger)
                 for each in callbacks:
                     each.on_rounds(run)
-            if not pipeline.works_on:  # a CPU starts no round before the last checkpoint is written
+            if not pipeline.works_on:  # on a CPU, no round starts before the last checkpoint is written
                 saver.save_if_overdue(progress)
                 saver.wait()
         saver.save_now(progress)
@@ -104,7 +104,7 @@ def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config:
     # Without validation samples the last round is the best one.
     value = result.seen.per_sample if result.seen else float(progress.round)
     if value > progress.best_value:
-        if progress.round % config.eval_every:  # only the last round; a run that is extended drops this evaluation
+        if progress.round % config.eval_every:  # only at the last round, whose evaluation an extended run drops
             progress.scheduled = Best(progress.best, progress.best_round, progress.best_value)
         progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
     return {
@@ -119,7 +119,7 @@ def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config:
 
 
 def local_steps(method: Method[Any], federation: Federation) -> float:
-    """Return the mean number of gradients that a seen client computes in a round."""
+    """Return the number of gradients that a seen client computes in a round, on average."""
     if not method.local_epochs:
         return method.local_steps
     count = federation.count[TRAIN, : federation.num_seen]

@@ -29,9 +29,9 @@ class Written(NamedTuple):
     """The clients of a call of `write_each`.
 
     Attributes:
-        made: clients with a new model.
-        kept: clients that had a model already, from the same samples and run.
-        errors: of the other clients.
+        made: clients that got a new model.
+        kept: clients that had a model from the same run and samples already.
+        errors: the errors of the other clients.
     """
 
     made: list[Name]
@@ -55,7 +55,7 @@ def write_each(
     Args:
         run: makes the models.
         owned: the clients' samples.
-        folder: for the models; a new one is private to its owner.
+        folder: the folder for the models; if it is new, only its owner may read it.
         force: whether to make all models again.
         console: shows progress; None for silence.
     """
@@ -87,7 +87,7 @@ def write_each(
 
 
 def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of models.json: earlier ones whose files are still there, and the new ones."""
+    """Return the entries of models.json: the new ones, and earlier ones whose files still exist."""
     earlier: dict[str, dict[str, Any]] = {}
     if (folder / INDEX).is_file():
         try:
@@ -100,7 +100,7 @@ def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def _origin(run: Run) -> Callable[[], Any]:
-    """Return a function that makes a hash of the run's method and state, to be updated with a client's samples."""
+    """Return a function that copies a hash of the run's method and state, for the caller to add a client's samples."""
     digest = hashlib.sha256(repr((run.config.method, run.config.seed, sorted(run.config.settings.items()))).encode())
     for leaf in leaves(run.server):
         digest.update(np.ascontiguousarray(leaf.detach().cpu().numpy()).reshape(-1).view(np.uint8).data)
@@ -119,10 +119,10 @@ def _source(origin: Callable[[], Any], one: Owned) -> str:
 
 
 def _damage(path: Path, source: str) -> PefllError | None:
-    """Return the error if a model's file is damaged; None if it is whole.
+    """Return an error if a model's file is damaged, else None.
 
     Raises:
-        PefllError: if it is whole but made from something else, or cannot be read.
+        PefllError: if the file cannot be read, or was made by another run or from other samples.
     """
     try:
         header = read_header(path)

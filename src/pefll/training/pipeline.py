@@ -1,4 +1,4 @@
-"""Launches rounds, evaluations and copies of states ahead of the loop that records them."""
+"""Launches rounds, evaluations and copies of states before the loop records their results."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from pefll.runs.saver import Saver
 from pefll.training.evaluation import Evaluation, Evaluator, evaluated_share
 from pefll.training.resolve import RunSpec
 
-STRETCH_SECONDS = 0.5  # the loop reads signals and moves the bar this often
-# Stretches that may be under way when the next one is launched, so that a GPU has work while the host records. With
-# several runs, a checkpoint can take the host longer than one stretch.
+STRETCH_SECONDS = 0.5  # the loop reads signals and updates the progress bar this often
+# Number of stretches that may be under way when the next one is launched, so that a GPU has work while the host
+# records results. One is too few: with several runs, a checkpoint can take the host longer than one stretch.
 AHEAD = 2
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some rounds, under way or done.
+    """A stretch of consecutive rounds, under way or done.
 
     Attributes:
-        first: rounds done before them.
-        last: rounds done after them.
-        rounds: a future; its `wait` raises PefllError if training diverged.
-        state: after the last round, if it is evaluated or saved; else None.
-        evaluation: of the state, if one is due.
-        copy: of the state in the host's memory, if a checkpoint is due.
-        ledger: bytes and exchanges of the run after the last round.
+        first: number of rounds done before the stretch.
+        last: number of rounds done after the stretch.
+        rounds: the rounds as a future; its `wait` raises PefllError if training diverged.
+        state: the state after the last round, if it is evaluated or saved; else None.
+        evaluation: the evaluation of the state, if one is due.
+        copy: a copy of the state in the host's memory, if a checkpoint is due.
+        ledger: the run's bytes and exchanges up to the last round.
     """
 
     first: int
@@ -44,23 +44,23 @@ class Stretch:
     ledger: Ledger
 
     def done(self) -> bool:
-        """Return whether no part is under way."""
+        """Return whether the rounds, the evaluation and the copy are done."""
         return all(part is None or part.done() for part in (self.rounds, self.evaluation, self.copy))
 
 
 class Pipeline:
-    """Launches stretches of rounds with their evaluations and copies, and yields them in order when they are done.
+    """Launches stretches of rounds, evaluations and copies of states, and yields the stretches in order when done.
 
-    On a CPU a stretch is done when `launch` returns. A GPU has up to `AHEAD` more under way.
+    On a CPU, a stretch is done when `launch` returns. On a GPU, up to `AHEAD` more stretches are under way.
 
     Args:
         engine: runs the rounds.
-        spec: of the run.
-        progress: of the run; its server's state is the one after the last launched round.
+        spec: the run's spec.
+        progress: the run's progress; its `server` is the state after the last launched round.
         saver: knows when a checkpoint is due.
 
     Attributes:
-        works_on: whether the device works on while the host does something else.
+        works_on: whether the device continues to work while the host does something else.
     """
 
     def __init__(self, engine: Engine, spec: RunSpec, progress: Progress, saver: Saver) -> None:
@@ -84,7 +84,7 @@ class Pipeline:
         evaluates = last % config.eval_every == 0 or last == config.rounds
         saves = self._saver.due(last)
         progress.server, rounds = self._queue.launch(progress.server, first, last - first)
-        # Later rounds may overwrite the server's state while this one is written, or while it is the best.
+        # A snapshot, because later rounds may overwrite the state before it is saved, or while it is the best one.
         state = self._queue.snapshot(progress.server) if evaluates or saves else None
         if evaluates and self._evaluator is None:
             share = evaluated_share(self._engine, self._method, config)
@@ -96,7 +96,7 @@ class Pipeline:
         self._launched = last
 
     def finished(self, asked_to_stop: Sequence[int]) -> Iterator[Stretch]:
-        """Yield stretches whose rounds are done; wait for them if nothing more can be launched or a signal came."""
+        """Yield stretches whose rounds are done. Wait for them if nothing more may be launched, or after a signal."""
         while self._under_way and (
             asked_to_stop
             or self._launched == self._config.rounds
@@ -111,7 +111,7 @@ class Pipeline:
             self._size = max(1, min(4 * rounds, int(STRETCH_SECONDS / max(seconds, 1e-9))))
 
     def end_with(self, stretch: Stretch) -> None:
-        """Drop everything launched after a stretch with an evaluation: the run ends with its state."""
+        """End the run with the state of an evaluated stretch, and drop everything launched after it."""
         self._under_way.clear()
         self._launched, self._progress.server = stretch.last, stretch.state
         vars(self._engine.ledger).update(vars(stretch.ledger))

@@ -1,4 +1,4 @@
-"""Resolves settings: a `RunSpec` has no `auto` and no default left to decide."""
+"""Resolves the settings of a run into a `RunSpec`, where no `auto` and no default is left."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class RunSpec:
         config: its settings, as in config.toml.
         federation: the clients and their samples.
         model: the name of the client model.
-        model_spec: spec of the client model, for readers of a checkpoint or a personal model who have no data.
-        method: what is trained, bound to the problem.
+        model_spec: the spec of the client model, which checkpoints and personal models hold.
+        method: the method, bound to the problem.
         hardware: device, engine, precision, processes.
-        clients_per_round: c.
-        folder: of the run; None for none.
-        finished: the last state in the folder if the run is finished; else None.
-        label: its name beside other runs; "" for its method and seed.
-        tunes: whether it is a trial of a search for hyper-parameters. Then it is scored on validation samples of seen
+        clients_per_round: number of clients in a round, c.
+        folder: the run's folder, or None.
+        finished: the last checkpoint in the folder if the run is finished; else None.
+        label: its name among runs that train at once; "" for its method and seed.
+        tunes: whether it is a trial of a search for hyper-parameters. A trial is scored on validation samples of seen
             clients, not on test samples.
-        holds_out: whether its unseen clients are seen ones held out for the search (`Federation.holding_out`). Then
-            their validation samples are scored too.
+        holds_out: whether its unseen clients were held out from the seen clients for the search (see
+            `Federation.holding_out`). Their validation samples are then scored too.
         maps: whether to keep its clients' descriptors for the descriptor map.
     """
 
@@ -63,7 +63,7 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """Its name while it is trained."""
+        """Its name in progress bars and messages."""
         return self.label or f"{self.config.method} seed {self.config.seed}"
 
     @property
@@ -81,7 +81,7 @@ class RunSpec:
 
     @property
     def precision_note(self) -> str:
-        """Why its precision is not the one in its config; "" if it is."""
+        """Why its precision differs from its config; "" if it does not differ."""
         asked = self.config.precision
         return "" if asked in ("auto", self.hardware.precision) else f"only a GPU has {asked}"
 
@@ -99,14 +99,14 @@ def resolve(
 ) -> RunSpec:
     """Return the spec of a run; PefllError if it cannot run here.
 
-    Reasons are another run in its folder, too little memory, or a missing device.
+    It cannot run if another run is in its folder, memory is too small, or a device is missing.
 
     Args:
         config: its settings.
         federation: the clients and their samples.
-        out: a folder for the run; None for none.
-        model: an `nn.Module` given in Python; a name comes from the config.
-        runs: how many are trained at once; they share the memory.
+        out: a folder for the run, or None.
+        model: an `nn.Module` given in Python; if it is not a module, the config names the model.
+        runs: number of runs that are trained at once and share the memory.
         label: see `RunSpec`.
         tunes: see `RunSpec`.
         holds_out: see `RunSpec`.
@@ -114,9 +114,9 @@ def resolve(
     config = dataclasses.replace(config, data_sha256=federation.fingerprint())
     problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
     folder = None if out is None else RunFolder(Path(out))
-    # Checked first, so that another run's folder is refused at once. `claimed` checks again under the lock.
+    # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
     check_claim(folder, config, model_spec)
-    kept = None if tunes else folder  # a search keeps scores and no weights
+    kept = None if tunes else folder  # a trial of a search keeps no weights to load
     finished, hardware = finished_state(kept, config.rounds), TO_READ
     c = clients_per_round(config, federation)
     if finished is None:
@@ -170,5 +170,5 @@ def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, m
 
 
 def clients_per_round(config: Config, federation: Federation) -> int:
-    """Return c: the config's, or 5% of all clients as in the paper."""
+    """Return the number of clients in a round: the config's, or 5% of all clients as in the paper."""
     return config.clients_per_round or math.ceil(federation.num_clients / 20)

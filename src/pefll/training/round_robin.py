@@ -1,8 +1,8 @@
 """Several runs on one device, in turns of one thread.
 
-A run is a generator. It yields after it has launched work, so that the other runs launch theirs before any run waits
-for a result. On a GPU, the runs' kernels then fill each other's gaps. Each run has its own engine, and turns decide
-only when something is computed. So each run computes what it would compute alone.
+A run is a generator. It yields after it has launched work. So the other runs launch their work before any run waits for
+a result, and on a GPU the kernels of one run fill the gaps of others. Each run has its own engine, and turns decide
+only when something is computed. So each run has the same results as without the others.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ScheduledRun(NamedTuple):
 
 
 def round_robin(jobs: Sequence[ScheduledRun]) -> list[Any]:
-    """Give each job a turn after the other until all have ended; return what each job returned.
+    """Give the jobs turns, one after another, until all have ended; return each job's result.
 
-    An error does not end the other jobs: the PefllError or `Stopped` of a job is returned in its place.
+    An error does not end the other jobs. A job's PefllError or `Stopped` is returned as its result.
     """
     outcomes: dict[int, Any] = {}
     try:
@@ -52,6 +52,6 @@ def round_robin(jobs: Sequence[ScheduledRun]) -> list[Any]:
                             code="PEFLL-T116",
                         )
     finally:
-        for job in jobs:  # after another error or a second Ctrl-C, the others free what they hold
+        for job in jobs:  # after another error or a second Ctrl-C, jobs free their memory and files
             job.turns.close()
     return [outcomes[place] for place in range(len(jobs))]

@@ -61,13 +61,13 @@ class ClientScore(NamedTuple):
     """How good a client's personal model is on one split of the client's samples.
 
     Attributes:
-        client: its number in the federation.
-        name: what the data calls it.
-        seen: whether it took part in training.
-        samples: how many.
-        correct: how many the model classifies correctly.
-        masked: the same, but classes that its training labels lack are ruled out.
-        loss: the summed cross-entropy.
+        client: the client's number in the federation.
+        name: the client's name in the data.
+        seen: whether the client took part in training.
+        samples: number of samples.
+        correct: number of samples that the model classifies correctly.
+        masked: like `correct`, but the model may not choose classes that the client's training labels lack.
+        loss: the sum of the samples' cross-entropies.
     """
 
     client: int
@@ -80,13 +80,13 @@ class ClientScore(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The share of correct samples; NaN without samples."""
+        """The share of correct samples; NaN if there are no samples."""
         return self.correct / self.samples if self.samples else math.nan
 
 
 def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
     """Return the accuracies of seen and unseen clients from each client's own score."""
-    groups = ([one[3:] for one in clients if one.seen == seen] for seen in (True, False))  # samples to loss
+    groups = ([one[3:] for one in clients if one.seen == seen] for seen in (True, False))  # from samples to loss
     return Evaluation(*(accuracy_of(np.array(sums, dtype=np.float64).reshape(-1, 4)) for sums in groups))
 
 
@@ -94,8 +94,8 @@ class ClientsFailed(PefllError):
     """Some clients got no model.
 
     Attributes:
-        models: of the other clients, by client.
-        errors: by client.
+        models: the models of the other clients, by client.
+        errors: the errors, by client.
     """
 
     def __init__(self, models: dict[Name, PersonalModel], errors: dict[Name, PefllError]) -> None:
@@ -113,11 +113,11 @@ class Run:
     """A trained method that makes personal models.
 
     Attributes:
-        config: its settings.
-        method: with its hyper-parameters.
+        config: the run's settings.
+        method: the method, with its hyper-parameters.
         server: the method's state at the best round.
         final: the method's state after the last round.
-        model_spec: the input, output and origin of its models.
+        model_spec: the input, output and origin of the run's models.
         summary: results, as in summary.json; empty if the run is not finished.
         federation: the data; None for a run loaded from its folder.
         history: evaluations during training, oldest first, as in history.jsonl.
@@ -138,10 +138,10 @@ class Run:
     def with_settings(self, **settings: Any) -> Run:
         """Return this run with other hyper-parameters of personalisation, such as `refine_steps=10`.
 
-        No round is trained again: its summary and history stay as they are.
+        Nothing is trained again; summary and history do not change.
 
         Raises:
-            PefllError: for hyper-parameters that training has used.
+            PefllError: for a hyper-parameter that training has used already.
         """
         if not settings:
             return self
@@ -151,7 +151,7 @@ class Run:
             if name not in may_change:
                 names = " and ".join(may_change) or "nothing"
                 raise PefllError(
-                    f"the run was trained with its {name}; of {self.config.method}, {names} may change afterwards",
+                    f"training has used {name} already; of {self.config.method}, {names} may change afterwards",
                     code="PEFLL-T131",
                 )
         config = dataclasses.replace(self.config, settings=self.config.settings | typed)
@@ -165,7 +165,7 @@ class Run:
 
         Args:
             split: train, validation or test.
-            federation: other data of the same kind; None for the data that the run was trained on.
+            federation: other data with the same classes and shape; None for the data that the run was trained on.
             console: shows progress; None for silence.
         """
         return evaluation_of_clients(self.evaluate_clients(split, federation, console))
@@ -181,8 +181,8 @@ class Run:
         spec = self.model_spec
         if data.input_shape != spec.input_shape or data.classes != spec.classes:
             raise PefllError(
-                f"the run was trained on {spec.classes} classes of shape {spec.input_shape}, "
-                f"but {data.name} has {data.classes} of shape {data.input_shape}",
+                f"the run was trained on {spec.classes} classes and samples of shape {spec.input_shape}, "
+                f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
                 code="PEFLL-T121",
             )
         if (
@@ -220,7 +220,7 @@ class Run:
         Args:
             x: [m, ...] the client's samples, as in the training data; or a table of pandas or polars, whose columns are
                 found by name. A column of clients in it must name one client only.
-            y: [m] its labels; None for a client without labels, or for labels in the table.
+            y: [m] the client's labels; None for a client without labels, or for labels in the table.
         """
         if is_frame(x):
             x, y = self._from_frame(x, y)
@@ -247,23 +247,23 @@ class Run:
         )
         one = _one_client(samples, num_seen=0)
         if y is None:
-            one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # no class, in place of the first one
+            one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # -1 is no class; 0 would be the first class
         engine = SerialEngine(one, self.method, self.config.seed, 0, _dtype_of(self.config))
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
             theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
-            # Some methods make models that are more than a network with other weights.
+            # The models of some methods are more than a network with weights.
             make = getattr(self.method, "personal_module", None)
             module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
         neighbours = module.settings if isinstance(module, NeighbourModel) else None
         return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours))
 
     def _check_refining(self) -> None:
-        """Raise PefllError if clients need labels only for steps on their device."""
+        """Raise PefllError if clients need labels for nothing but steps on their device."""
         if getattr(self.method, "refine_steps", 0) and not self.with_settings(refine_steps=0).method.uses_labels:
             words = either("--set refine_steps=0", "run.with_settings(refine_steps=0)")
             raise PefllError(
-                f"this run needs labels for its refine_steps on the device; do without these with {words}",
+                f"this run needs labels for its refine_steps on the device; leave these steps out with {words}",
                 code="PEFLL-T132",
             )
 
@@ -272,11 +272,11 @@ class Run:
 
         Args:
             x: [N, ...] the samples of all clients; or a table, see `personalize`, with a column of clients.
-            y: [N] their labels; None for clients without labels, or for labels in the table.
-            client: [N] the client of each sample; for a table the name of that column, or None for the run's.
+            y: [N] the clients' labels; None for clients without labels, or for labels in the table.
+            client: [N] the client of each sample; for a table, the name of its column of clients, None for the run's.
 
         Raises:
-            ClientsFailed: if some clients' samples are faulty. It holds the models of the others.
+            ClientsFailed: if some clients' samples are faulty. It holds the models of the other clients.
         """
         models: dict[Name, PersonalModel] = {}
         errors: dict[Name, PefllError] = {}
@@ -311,12 +311,12 @@ class Run:
     def _from_frame(self, frame: Any, y: Any) -> tuple[Any, Any]:
         """Return one client's samples and labels in a table; PefllError if the table has several clients."""
         columns = self.columns
-        # If the names of features are unknown, a column with the usual name is a feature.
+        # Without names of features, a column with the usual name of clients may be a feature.
         candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
         owned = find_owners(frame, candidates, (*columns.features, columns.label), "the table")
         if owned is not None and (count := number_of_clients(owned[1], owned[0], "the table")) > 1:
             raise PefllError(
-                f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give those of one "
+                f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give the samples of one "
                 f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
                 code="PEFLL-M037",
             )
@@ -339,14 +339,14 @@ def load(
     Args:
         path: the folder.
         console: shows notes about damaged checkpoints and about a run that is not finished; None for warnings instead.
-        model: for a run on a model of your own: its name, `package.module:function`, or an `nn.Module`. Buffers and
-            frozen parameters are not in the run, so they must be the same. A model that gives other scores for a test
-            input is refused.
-        method: for a run of a method of your own: `package.module:Class`.
+        model: your own model, if the run was trained on one: its name, `package.module:function`, or an `nn.Module`.
+            Its buffers and frozen parameters must be the same as in training: the run does not store them. A model
+            that gives other scores for a test input is refused.
+        method: your own method, `package.module:Class`, if the run was trained with one.
     """
     if model is not None and not isinstance(model, nn.Module | str):
         raise PefllError(
-            f"the model must be a torch.nn.Module that is made, or a name, not {model!r}", code="PEFLL-M050"
+            f"the model must be an instance of torch.nn.Module, or a name, not {model!r}", code="PEFLL-M050"
         )
     allow(model, method)
     folder = RunFolder(arguments.path(path))
@@ -367,12 +367,12 @@ def load(
     summary = folder.summary() or {}
     if saved.round < max(last_round(summary, config.rounds), rounds_of(summary)):
         best = saved.metadata["progress"]["best_round"]
-        note(f"{path} is at round {saved.round} of {config.rounds}; the best one so far, {best}, is taken")
+        note(f"{path} is at round {saved.round} of {config.rounds}; the best round so far, {best}, is used")
     elif not summary:
         note(f"{path} has no summary.json: it was never tested, or the file is gone; {folder.going_on} makes it")
     if model is None and not spec.model:
         raise PefllError(
-            f"{path} was trained on a model given in Python; load it there: pefll.load(path, model=...)",
+            f"{path} was trained on a model given in Python; load it in Python: pefll.load(path, model=...)",
             code="PEFLL-T123",
         )
     if model is None or isinstance(model, str):
@@ -388,14 +388,14 @@ def load(
     check_same_model(spec, dataclasses.replace(spec, weights=problem.model.size, probe=scores), str(path))
     try:
         history = folder.history()
-    except PefllError as error:  # personal models need none
+    except PefllError as error:  # personal models need no history
         note(str(error))
         history = []
     return Run(config, learner, best, final, spec, summary, history=history)
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:
-    """Return the name of a run's method; a user's own method may have been moved, and has another name then."""
+    """Return the name of a run's method; `given` replaces it if a user's own method has moved to another module."""
     if given in (None, config.method):
         return config.method
     if ":" in config.method and ":" in str(given):
@@ -407,7 +407,7 @@ def _method_of(config: Config, given: str | None, path: str | Path) -> str:
 
 
 def method_template(method: Method[Any], config: Config) -> Tree:
-    """Return a state of the method's shapes and types, from one made-up client."""
+    """Return a state with the method's shapes and types, made with one made-up client."""
     problem = method.problem
     kind = np.int64 if problem.tokens else np.float32
     samples = Samples(
@@ -421,7 +421,7 @@ def method_template(method: Method[Any], config: Config) -> Tree:
 
 
 def _one_client(samples: Samples, num_seen: int) -> Federation:
-    """Return a federation of one client with these samples for training."""
+    """Return a federation of one client that has these samples for training."""
     zeros = np.zeros(len(samples.x), dtype=np.int64)
     return assemble(samples, zeros, zeros.astype(np.int8), num_seen, "one client")
 

@@ -36,12 +36,12 @@ from pefll.training.loop import local_steps
 from pefll.version import __version__
 
 MAP_CLIENTS = 10_000  # most clients of a descriptor map
-AS_NEW_CLIENTS = 100  # seen clients that count as new ones when a search tunes what new clients train
-COUNTED_CLIENTS = 10_000  # most clients whose counts are in a summary, which should stay small
+AS_NEW_CLIENTS = 100  # seen clients that a search treats as new, to tune the training of new clients
+COUNTED_CLIENTS = 10_000  # a summary has counts of at most so many clients, to stay small
 
 
 def counting(watch: Monitor) -> Callable[[int], None]:
-    """Return a function that moves a monitor on by a number of clients."""
+    """Return a function that adds a number of clients to a monitor."""
     finished = 0
 
     def report(clients: int) -> None:
@@ -61,11 +61,11 @@ def summary_of(
 ) -> dict[str, Any]:
     """Score the best and the last state on test samples and return the run's summary.
 
-    A trial of a search is scored on validation samples of seen clients and of held-out ones. If new clients train
-    something, some seen clients are also scored as if they were new, so that this can be tuned.
+    A trial of a search is scored on validation samples of seen and held-out clients. If new clients train something,
+    some seen clients are also scored as new clients, so that the search can tune this training.
 
     Raises:
-        Stopped: after a signal. All rounds are saved; a resumed run is tested again.
+        Stopped: after a signal. All rounds are saved, and a resumed run repeats the test.
     """
     spec = run.spec
     config, federation, method = spec.config, spec.federation, spec.method
@@ -81,7 +81,7 @@ def summary_of(
     title = f"{doing} {spec.label or f'seed {config.seed}'}"
     with (
         screen.line(title, clients * (1 + different) + as_new_clients) as watch,
-        # One client may train for half a minute, and a test that is broken off keeps nothing.
+        # One client may train for half a minute. A stopped test has no result, so it can stop at once.
         asked_to_stop.raising(stopped) if engine.breaks_off else nullcontext(),
     ):
         count = counting(watch)
@@ -130,7 +130,7 @@ def summary_of(
         "version": __version__,
         "commit": commit(),
         "torch": torch.__version__,
-        # Of kernels on a CPU: with another one, or none, a run differs by rounding.
+        # The compiler of CPU kernels. With another compiler or none, a run differs by rounding.
         "compiler": compiler.version() if engine.device.type == "cpu" and pooled.works() else None,
         "lockstep": progress.lockstep,
         "timing": _timing(progress.lockstep, engine.device),
@@ -155,7 +155,7 @@ def summary_of(
 def _timing(lockstep: int, device: torch.device) -> str:
     """Return a sentence about what the seconds of a run include.
 
-    A run does not see other processes on its device. Set PEFLL_SHARED=1 if there are some.
+    A run does not see other processes on its device. Set PEFLL_SHARED=1 if there are other processes.
     """
     others = counted(lockstep - 1, "other run")
     takes_turns = lockstep == 1 or device.type == "cpu"
@@ -188,7 +188,7 @@ def write_descriptors(
 
 
 def commit() -> str:
-    """Return the package's git commit, with "+changes" if files differ from it; "" outside a checkout."""
+    """Return the package's git commit, with "+changes" after it if files have changed; "" outside a checkout."""
     if "PEFLL_COMMIT" in os.environ:  # for a copy of the code without git
         return os.environ["PEFLL_COMMIT"]
     here = Path(__file__).parent

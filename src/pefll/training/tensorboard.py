@@ -13,12 +13,12 @@ from pefll.training.callbacks import ActiveRun, Callback, Row
 
 
 class TensorBoard(Callback):
-    """Writes evaluations as TensorBoard's events: `validation/seen/per_sample` and so on.
+    """Writes evaluations as TensorBoard's events, such as `validation/seen/per_sample`.
 
     A resumed run writes a second file in the same folder; TensorBoard shows both as one run.
 
     Args:
-        folder: where to write the events; each run gets a subfolder. None writes into each run's own folder.
+        folder: a folder for the events, with a subfolder for each run; None to write into each run's folder.
 
     Raises:
         PefllError: if the package is not installed.
@@ -33,7 +33,7 @@ class TensorBoard(Callback):
         """Open a file."""
         if self._folder is None and run.spec.folder is None:
             raise PefllError(
-                "TensorBoard's events need a folder: set the run's with out=..., or name one, for example "
+                "TensorBoard's events need a folder: give the run a folder with out=..., or name one, for example "
                 "pefll.TensorBoard('events')",
                 code="PEFLL-T129",
             )
