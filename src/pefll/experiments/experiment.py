@@ -71,7 +71,7 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper.
+    """A table or figure of the paper, or one like them.
 
     Attributes:
         name: on the command line.
@@ -86,6 +86,7 @@ class Experiment:
         judge: returns more verdicts.
         draw: draws figures into a folder, and returns their paths.
         stem: name of the output files without extension; "" for `name`.
+        in_paper: whether the paper has it; `pefll reproduce --missing` runs all of these.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Experiment:
     judge: Callable[[Evidence], list[Verdict]] | None = None
     draw: Callable[[Evidence, Path], list[Path]] | None = None
     stem: str = ""
+    in_paper: bool = True
 
     @property
     def file_stem(self) -> str:

@@ -9,6 +9,7 @@ from pefll.experiments import (
     hypernetwork_size,
     label_masking,
     regularisation,
+    shakespeare,
     training_cost,
     unlabeled,
 )
@@ -25,5 +26,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         descriptors,
         extrapolation,
         regularisation,
+        shakespeare,
     )
 }

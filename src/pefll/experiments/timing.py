@@ -19,6 +19,7 @@ from pefll.models import Network, build_model
 # Without earlier runs: client steps per second of LeNet (32 samples), by the number of clients that train at once.
 # About two thirds of PeFLL's speed on an H200 (results/lockstep.json).
 GUESSES = {5: 23_000.0, 50: 57_000.0}
+LSTM_GUESSES = {5: 1_500.0, 50: 6_000.0}
 # Without earlier runs: client steps per second of methods without rounds. An old guess, from before such training was
 # captured in CUDA graphs.
 GUESS_WITHOUT_ROUNDS = 10_000.0
@@ -65,7 +66,8 @@ def estimate(job: Job, known: Sequence[Speed], rounds: int) -> Estimate:
     in_rounds = has_rounds(job.method)
     alike = [one for one in known if one.model in (job.cell.model, "auto") and one.in_rounds == in_rounds]
     if not alike:
-        guess = GUESSES[min(GUESSES, key=lambda at: abs(math.log(at / width)))] if in_rounds else GUESS_WITHOUT_ROUNDS
+        guesses = LSTM_GUESSES if job.cell.model == "lstm" else GUESSES
+        guess = guesses[min(guesses, key=lambda at: abs(math.log(at / width)))] if in_rounds else GUESS_WITHOUT_ROUNDS
         return Estimate(steps / guess, f"{guess:.0f}, a guess")
     # Of equally similar runs use the fastest; the others shared their GPU, or used an older version.
     like = min(alike, key=lambda one: (*_distance(one, job, width), -one.rate))
@@ -140,8 +142,10 @@ def client_steps(job: Job, rounds: int) -> float:
 @cache
 def _like(name: str, model: str, settings: tuple[tuple[str, Any], ...]) -> Method[Any]:
     """Return a method with a job's settings on a made-up problem; its step counts do not depend on the problem."""
-    shape = (3, 32, 32)
-    return build_method(name, Problem(Network(build_model(model, shape, 10)), shape, 10, 100), dict(settings))
+    tokens = model == "lstm"
+    shape = (80,) if tokens else (3, 32, 32)
+    problem = Problem(Network(build_model(model, shape, 10)), shape, 10, 100, tokens=tokens)
+    return build_method(name, problem, dict(settings))
 
 
 def has_rounds(method: str) -> bool:
