@@ -21,7 +21,7 @@ from pefll.experiments.training_cost import Curve
 from pefll.methods import METHODS
 from pefll.models import CharLSTM, embedding
 
-ROLES = Cell("shakespeare", 10, "natural", "10 roles", 6_000, clients_per_round=2, model="lstm")
+ROLES = Cell("shakespeare_tenth", 10, "natural", "10 roles", 600, clients_per_round=2, model="lstm")
 
 
 def line(seed):
