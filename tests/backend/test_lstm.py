@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import pefll.backend  # noqa: F401 (registers the faster versions)
 from pefll import federation_from_arrays
 from pefll.backend import client_axis, precision
+from pefll.backend import lstm as backend_lstm
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
@@ -100,6 +101,15 @@ def test_clients_may_share_weights_or_inputs_or_be_mapped_in_several_axes():
     twice = [torch.stack([each, each.flip(0)]) for each in (x, *parameters)]
     got = torch.vmap(torch.vmap(lstm_layer))(*twice)
     close(got[1].flip(0), got[0].double(), within=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [4, 20])
+def test_without_gradients_some_clients_at_a_time(monkeypatch, hidden):
+    given_ = arrays(5, 3, 2, 3, hidden)
+    wanted = torch.vmap(lstm_layer)(*(each.double() for each in given_))
+    for most in (1, 2 * 3 * 2 * 4 * hidden, 1 << 29):
+        monkeypatch.setattr(backend_lstm, "MOST_AT_ONCE", most)
+        close(torch.vmap(lstm_layer)(*given_), wanted)
 
 
 def test_ordinary_autograd_and_jacobians_take_the_kernels_too():

@@ -40,10 +40,13 @@ def _tanh(x):
 @triton.jit(do_not_specialize=["start", "stop"])
 def _forward(
     products, w, bias_1, bias_2, gates, memories, states, factors, arrived, start, stop, B, T, sw_c, s1_c, s2_c,
-    H: tl.constexpr, COPIES: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, KEEPS: tl.constexpr, COPIES: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
     BB: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute time steps start..stop-1. `factors` are the states again, in the type of factors."""
+    """Compute time steps start..stop-1. `factors` are the states again, in the type of factors.
+
+    Gates and memories of all time steps are stored for a backward pass, or (without KEEPS) the last memory alone.
+    """
     client = tl.program_id(2).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -52,7 +55,7 @@ def _forward(
     place_4 = b[:, None] * (4 * H) + o[None, :]  # of one of the first gate; the next gate is H further
     states += client * T * B * H
     factors += client * T * B * H
-    memories += client * T * B * H
+    memories += client * (T if KEEPS else 1) * B * H
     products += client * T * B * (4 * H)
     gates += client * T * B * (4 * H)
     w += client * sw_c
@@ -63,7 +66,8 @@ def _forward(
     bias_f = tl.load(bias_1 + H, mask=o < H, other=0.0) + tl.load(bias_2 + H, mask=o < H, other=0.0)
     bias_n = tl.load(bias_1 + 2 * H, mask=o < H, other=0.0) + tl.load(bias_2 + 2 * H, mask=o < H, other=0.0)
     bias_o = tl.load(bias_1 + 3 * H, mask=o < H, other=0.0) + tl.load(bias_2 + 3 * H, mask=o < H, other=0.0)
-    memory = tl.load(memories + (start - 1) * B * H + place, mask=inside & (start > 0), other=0.0)
+    known = memories + ((start - 1) * B * H if KEEPS else 0) + place
+    memory = tl.load(known, mask=inside & (start > 0), other=0.0)
     # Never pipelined: a load ahead of its time step would miss what other programs write.
     for t in tl.range(start, stop, num_stages=1):
         let_in = tl.zeros([BB, BH], tl.float32)
@@ -94,14 +98,17 @@ def _forward(
         tl.store(states + t * B * H + place, state, mask=inside)
         if COPIES:
             tl.store(factors + t * B * H + place, state, mask=inside)
-        tl.store(memories + t * B * H + place, memory, mask=inside)
-        gate = gates + t * B * (4 * H) + place_4
-        tl.store(gate, let_in, mask=inside)
-        tl.store(gate + H, forget, mask=inside)
-        tl.store(gate + 2 * H, new, mask=inside)
-        tl.store(gate + 3 * H, let_out, mask=inside)
+        if KEEPS:
+            tl.store(memories + t * B * H + place, memory, mask=inside)
+            gate = gates + t * B * (4 * H) + place_4
+            tl.store(gate, let_in, mask=inside)
+            tl.store(gate + H, forget, mask=inside)
+            tl.store(gate + 2 * H, new, mask=inside)
+            tl.store(gate + 3 * H, let_out, mask=inside)
         if WAITS:
             _wait_for_all(arrived, (t - start + 1) * tl.num_programs(0))
+    if not KEEPS:
+        tl.store(memories + place, memory, mask=inside)
 
 
 @triton.jit(do_not_specialize=["start", "stop"])
@@ -176,9 +183,9 @@ def _backward(
 
 
 def forward(
-    products: Tensor, w: Tensor, bias_1: Tensor, bias_2: Tensor, precision: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return states [c, T, b, h], gates [c, T, b, 4h] and memories [c, T, b, h]; and the states as factors.
+    products: Tensor, w: Tensor, bias_1: Tensor, bias_2: Tensor, precision: str, keeps: bool, states: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write the states, and return gates [c, T, b, 4h], memories [c, T, b, h] and the states as factors.
 
     Args:
         products: of the input and its weights, float32 [c, T, b, 4h], contiguous; it may be overwritten.
@@ -186,24 +193,24 @@ def forward(
         bias_1: [c, 4h], contiguous rows.
         bias_2: [c, 4h], contiguous rows.
         precision: of float32 products: tf32x3 or tf32.
+        keeps: whether a backward pass needs gates and memories; if not, they are not returned in full.
+        states: [c, T, b, h], contiguous; it is written.
     """
-    clients, times, samples, gates4 = products.shape
-    hidden = gates4 // 4
-    states = products.new_empty((clients, times, samples, hidden))
-    memories = torch.empty_like(states)
+    clients, times, samples, hidden = states.shape
+    memories = torch.empty_like(states) if keeps else states.new_empty((clients, 1, samples, hidden))
     copies = w.dtype != states.dtype
     factors = torch.empty_like(states, dtype=w.dtype) if copies else states
-    gates = torch.empty_like(products, dtype=w.dtype) if copies else products
+    gates = torch.empty_like(products, dtype=w.dtype) if copies and keeps else products
     tile = _forward_tile(w, clients, samples, hidden, precision)
     grid = (triton.cdiv(hidden, tile.units), triton.cdiv(samples, tile.samples), clients)
     arrived = _counters(products, grid)
     for start, stop in _launches(times, tile.waits):
         _forward[grid](
             products, w, bias_1, bias_2, gates, memories, states, factors, arrived, start, stop, samples, times,
-            w.stride(0), bias_1.stride(0), bias_2.stride(0), H=hidden, COPIES=copies, WAITS=tile.waits,
+            w.stride(0), bias_1.stride(0), bias_2.stride(0), H=hidden, KEEPS=keeps, COPIES=copies, WAITS=tile.waits,
             PRECISION=precision, BB=tile.samples, BH=tile.units, BK=tile.inner, **_options(tile, w),
         )  # fmt: skip
-    return states, gates, memories, factors
+    return gates, memories, factors
 
 
 def backward(g: Tensor, gates: Tensor, memories: Tensor, w: Tensor, precision: str) -> tuple[Tensor, Tensor]:
@@ -279,16 +286,16 @@ def _tile(w: Tensor, clients: int, samples: int, hidden: int, inner: int, gates:
     groups = clients * triton.cdiv(samples, rows)
     sizes = [units for units in (16, 32, 64) if units < 2 * hidden] or [16]
     programs = {units: groups * triton.cdiv(hidden, units) for units in sizes}
-    # Two programs of bfloat16 factors fit on a processor; of float32 factors, perhaps only one.
-    at_once = processors * (2 if w.element_size() == 2 else 1)
-    if not w.is_cuda:
-        at_once = groups  # the interpreter runs one program after the other, so none may wait for another
+    # Two programs fit on a processor: `stages` leaves half of its shared memory to each.
+    at_once = 2 * processors if w.is_cuda else groups  # the interpreter runs one after the other: none may wait
     together = [units for units in sizes if programs[units] <= at_once] if persistent else []
     units = together[0] if together else 16 if programs[16] <= 2 * processors else sizes[:2][-1]
-    per_stage = w.element_size() * inner * (rows + gates * units) * (4 if precision == "tf32x3" else 3) // 3
     limit = shared_memory(w.device) // (2 if programs[units] > processors else 1) - 2048
-    stages = max(2, min(5, 1 + limit // per_stage))
-    return Tile(rows, units, inner, 4, stages, bool(together))
+    factor = 4 if precision == "tf32x3" else 3
+    stages = 1 + limit // (w.element_size() * inner * (rows + gates * units) * factor // 3)
+    if stages < 3 and inner > 32:
+        return _tile(w, clients, samples, hidden, inner // 2, gates, precision)
+    return Tile(rows, units, inner, 4, max(2, min(5, stages)), bool(together))
 
 
 @cache
