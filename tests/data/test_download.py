@@ -170,6 +170,8 @@ def test_get_by_name(archive, tmp_path, monkeypatch):
         with pytest.raises(PefllError, match="PEFLL-D128") as caught:
             get(name, tmp_path)
         assert str(tmp_path / name) in str(caught.value)
+    with pytest.raises(PefllError, match="shakespeare cannot be downloaded"):
+        get("shakespeare_tenth", tmp_path)
     with pytest.raises(PefllError, match=r"did you mean 'cifar100'.*PEFLL-A101"):
         get("cifar1000", tmp_path)
     (tmp_path / "file").write_text("")

@@ -202,6 +202,9 @@ def test_shakespeare_stride(tmp_path):
     for split in (TRAIN, VALIDATION, TEST):
         np.testing.assert_array_equal(dense.x[dense.split == split][::7], sparse.x[sparse.split == split])
         np.testing.assert_array_equal(dense.y[dense.split == split][::7], sparse.y[sparse.split == split])
+    tenth = shakespeare.load_tenth(tmp_path)
+    assert tenth.name == "shakespeare_tenth"
+    np.testing.assert_array_equal(tenth.x, shakespeare.load(tmp_path, stride=10).x)
     with pytest.raises(PefllError, match="PEFLL-D198"):
         shakespeare.load(tmp_path, stride=0)
 
@@ -222,6 +225,9 @@ def test_shakespeare_leaf(tmp_path):
     assert _decode(samples.x[3]) == text[3:83]
     assert samples.y[3] == shakespeare.VOCABULARY.index(text[83])
     assert samples.split.tolist() == [TRAIN] * 90 + [VALIDATION] * 10 + [TEST] * 5
+    tenth = shakespeare.load_tenth(tmp_path)
+    assert tenth.split.tolist() == [TRAIN] * 9 + [VALIDATION, TEST]
+    assert _decode(tenth.x[3]) == text[30:110]
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def test_check(folder):
         "femnist": "ok",
         "mnist_writers": "missing",
         "shakespeare": "damaged",
+        "shakespeare_tenth": "damaged",
     }
     assert len(said) == len(DATASETS)
     (sentence,) = [finding.sentence for finding in check(folder) if finding.name == "femnist"]

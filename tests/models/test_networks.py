@@ -182,6 +182,26 @@ def test_embeddings_map_samples_and_labels_to_descriptors(name, shape):
     assert torch.equal(v, network(eta, torch.zeros_like(x), y)) == (name == "linear")
 
 
+@pytest.mark.parametrize("name", ["lstm", "lstm-unlabeled"])
+def test_embeddings_of_texts(name):
+    network = Network(build_embedding(name, (4,), 5, 6, tokens=True))
+    eta = network.init(0, "e")
+    x, y = torch.randint(0, 5, (3, 4)), torch.tensor([0, 1, 4])
+    v = network(eta, x, y)
+    assert v.shape == (3, 6)
+    differs_by_label = not torch.equal(v, network(eta, x, (y + 1) % 5))
+    assert differs_by_label == network.module.uses_labels == (name == "lstm")
+    assert not torch.equal(v, network(eta, (x + 1) % 5, y))
+    module = network.with_parameters(eta)
+    texts = torch.cat(
+        [module.net.embedding(x), module.label_embedding(y)[:, None]] if name == "lstm" else [module.net.embedding(x)],
+        dim=1,
+    )
+    torch.testing.assert_close(v, module.net.last(module.net.lstm(texts)[0][:, -1]))
+    with pytest.raises(PefllError, match="PEFLL-N036"):
+        build_embedding(name, (3, 8, 8), 5, 6, tokens=False)
+
+
 def test_which_embedding_auto_is():
     def kind(shape, tokens=False):
         return type(build_embedding("auto", shape, 5, 6, tokens)).__name__

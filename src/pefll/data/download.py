@@ -70,6 +70,7 @@ def get(name: str, data_dir: Path | str, report: Progress | None = None) -> Path
     data_dir = Path(data_dir).expanduser()
     if name == "digits":
         return None
+    name = "shakespeare" if name == "shakespeare_tenth" else name
     if name in RECIPES:
         raise PefllError(f"{name} cannot be downloaded: {RECIPES[name].format(folder=data_dir)}", code="PEFLL-D128")
     if name not in ARCHIVES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import unicodedata
 from collections.abc import Iterable
@@ -32,18 +33,23 @@ def load(data_dir: Path, stride: int = 1) -> Samples:
 
     Args:
         data_dir: the folder with `shakespeare/`.
-        stride: characters between the starts of two windows (for roles.jsonl).
+        stride: characters between the starts of two windows; of LEAF's windows, every so many of a user's are kept.
     """
     if stride < 1:
         raise PefllError(f"shakespeare: stride is {stride}; it must be at least 1", code="PEFLL-D198")
     folder = data_dir / "shakespeare"
     if leaf.shards(folder):
-        return _from_leaf(folder)
+        return _from_leaf(folder, stride)
     if not (data_dir / _ROLES).is_file():
         raise PefllError(
             f"shakespeare: there is no {data_dir / _ROLES}; see `pefll data get shakespeare`", code="PEFLL-D199"
         )
     return _from_roles(data_dir / _ROLES, stride)
+
+
+def load_tenth(data_dir: Path) -> Samples:
+    """Return every tenth window of `load`: neighbouring windows share 79 of 80 characters."""
+    return dataclasses.replace(load(data_dir, stride=10), name="shakespeare_tenth")
 
 
 def found(data_dir: Path) -> list[Path]:
@@ -142,7 +148,7 @@ def _roles(path: Path) -> list[tuple[str, str]]:
     return list(texts.items())
 
 
-def _from_leaf(folder: Path) -> Samples:
+def _from_leaf(folder: Path, stride: int) -> Samples:
     """Return LEAF's windows. The last tenth of a user's training windows becomes validation."""
     clients: dict[str, int] = {}
     x, y, split, owner = [], [], [], []
@@ -156,9 +162,10 @@ def _from_leaf(folder: Path) -> Samples:
             raise PefllError(
                 f"{user.where} is damaged: y of user {user.name!r} are not single characters", code="PEFLL-D204"
             )
-        count = len(user.y)
-        x.append(encode("".join(user.x)).reshape(count, LENGTH))
-        y.append(encode("".join(user.y)).astype(np.int64))
+        kept = user.y[::stride]
+        count = len(kept)
+        x.append(encode("".join(user.x[::stride])).reshape(count, LENGTH))
+        y.append(encode("".join(kept)).astype(np.int64))
         kind = np.full(count, user.split, dtype=np.int8)
         if user.split == TRAIN:
             kind[count - count // 10 :] = VALIDATION

@@ -101,6 +101,16 @@ DATASETS: dict[str, Source] = {
             load=shakespeare.load,
             found=shakespeare.found,
         ),
+        Source(
+            name="shakespeare_tenth",
+            about="every tenth sample of shakespeare",
+            origin="as shakespeare",
+            files="as shakespeare",
+            partition="natural",
+            clients=None,
+            load=shakespeare.load_tenth,
+            found=shakespeare.found,
+        ),
     )
 }
 

@@ -63,7 +63,7 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper.
+    """A table or figure of the paper, or one like them.
 
     Attributes:
         name: name on the command line.
@@ -79,6 +79,7 @@ class Experiment:
         question: the heading of the verdicts.
         draw: draws figures into a folder, and returns their paths.
         stem: name of the output files without extension; "" for `name`.
+        in_paper: whether the paper has it; `pefll reproduce --missing` runs all of these.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Experiment:
     draw: Callable[[Evidence, Path], list[Path]] | None = None
     stem: str = ""
     question: str = "What the paper says"
+    in_paper: bool = True
 
     @property
     def file_stem(self) -> str:

@@ -11,6 +11,7 @@ from pefll.experiments import (
     label_masking,
     regularisation,
     resnet,
+    shakespeare,
     training_cost,
     unlabeled,
 )
@@ -29,5 +30,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         regularisation,
         resnet,
         fl_bench,
+        shakespeare,
     )
 }

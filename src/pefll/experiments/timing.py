@@ -18,7 +18,11 @@ from pefll.models import Network, build_model
 
 # Without earlier runs: client steps per second of a model (32 samples), by the number of clients that train at once.
 # LeNet's are about two thirds of PeFLL's speed on an H200 (results/lockstep.json), and serve all other models, too.
-GUESSES = {"lenet": {5: 23_000.0, 50: 57_000.0}, "resnet20": {5: 2_400.0, 25: 4_500.0, 50: 6_000.0}}
+GUESSES = {
+    "lenet": {5: 23_000.0, 50: 57_000.0},
+    "resnet20": {5: 2_400.0, 25: 4_500.0, 50: 6_000.0},
+    "lstm": {5: 1_500.0, 50: 6_000.0},
+}
 # Without earlier runs: client steps per second of methods without rounds. An old guess, from before such training was
 # captured in CUDA graphs.
 GUESS_WITHOUT_ROUNDS = 10_000.0
@@ -142,8 +146,10 @@ def client_steps(job: Job, rounds: int) -> float:
 @cache
 def _like(name: str, model: str, settings: tuple[tuple[str, Any], ...]) -> Method[Any]:
     """Return a method with a job's settings for a made-up problem; numbers of steps do not depend on the problem."""
-    shape = (3, 32, 32)
-    return build_method(name, Problem(Network(build_model(model, shape, 10)), shape, 10, 100), dict(settings))
+    tokens = model == "lstm"
+    shape = (80,) if tokens else (3, 32, 32)
+    problem = Problem(Network(build_model(model, shape, 10)), shape, 10, 100, tokens=tokens)
+    return build_method(name, problem, dict(settings))
 
 
 def has_rounds(method: str) -> bool:

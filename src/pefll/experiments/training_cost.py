@@ -153,15 +153,18 @@ def _sections(evidence: Evidence) -> list[str]:
     return ["## What a round sends, down and up", "", *markdown_table(headings, body)]
 
 
-def _draw(evidence: Evidence, folder: Path) -> list[Path]:
-    found = {
-        cell.title: {row.name: one for row in ROWS if (one := curve(evidence.results(row.name, cell.name))) is not None}
-        for cell in CELLS
+def draw_curves(evidence: Evidence, folder: Path) -> list[Path]:
+    """Draw the validation accuracy of an experiment's rows against rounds and gigabytes, and return the path."""
+    experiment = evidence.experiment
+    every = {
+        cell.title: {row.name: curve(evidence.results(row.name, cell.name)) for row in experiment.rows}
+        for cell in experiment.cells
     }
+    found = {title: {name: one for name, one in curves.items() if one is not None} for title, curves in every.items()}
     shown = {title: curves for title, curves in found.items() if curves}
     if not shown:
         return []
-    path = folder / f"{EXPERIMENT.file_stem}.png"
+    path = folder / f"{experiment.file_stem}.png"
     with drawing(path, (10.5, 2.6 * len(shown) + 0.6)) as figure:
         panels = figure.subplots(len(shown), 2, sharey="row", squeeze=False)
         for (title, curves), (left, right) in zip(shown.items(), panels, strict=True):
@@ -190,6 +193,6 @@ EXPERIMENT = Experiment(
     rows=ROWS,
     judge=_judge,
     sections=_sections,
-    draw=_draw,
+    draw=draw_curves,
     stem="training_cost",
 )

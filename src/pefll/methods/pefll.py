@@ -61,7 +61,7 @@ class PeFLL(refining.Refining):
     """Algorithms 1 and 2 of the paper; the defaults are the settings behind its results.
 
     Attributes:
-        embedding: embedding network: convnet, convnet-unlabeled, mlp, mlp-unlabeled, linear, two, or auto.
+        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, lstm, lstm-unlabeled, linear, two, or auto.
         hypernetwork: size of the hypernetwork: S, M or L for 1, 3 or 5 hidden layers.
         descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients.
         descriptor_batch: samples per descriptor in training; 0 for all samples.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pefll.core.errors import PefllError, unknown
 from pefll.models.convnet import lenet, small_cnn
+from pefll.models.lstm import CharLSTM, last_state
 from pefll.models.mlp import MLP
 
 LENET_SIDE = 16  # side of the smallest image for LeNet's two 5x5 convolutions and poolings
@@ -52,6 +53,26 @@ class MLPEmbedding(nn.Module):
         if self.uses_labels:
             x = torch.cat([x, one_hot(y, self.classes, x.dtype)], dim=1)
         output: Tensor = self.net(x)
+        return output
+
+
+class LSTMEmbedding(nn.Module):
+    """The client's LSTM with the label as one more time step, and the descriptor as output."""
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
+        super().__init__()
+        self.uses_labels = labels
+        self.net = CharLSTM(input_shape, classes)
+        self.net.last = nn.Linear(self.net.lstm.hidden_size, size)
+        if labels:  # a label need not be a character
+            self.label_embedding = nn.Embedding(classes, self.net.lstm.input_size)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Map texts int64 [b, length] and labels [b] to [b, size]."""
+        steps = self.net.embedding(x.transpose(0, 1))
+        if self.uses_labels:
+            steps = torch.cat([steps, self.label_embedding(y)[None]])
+        output: Tensor = self.net.last(last_state(self.net.lstm, steps))
         return output
 
 
@@ -103,6 +124,8 @@ EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
     "convnet-unlabeled": partial(ConvEmbedding, labels=False),
     "mlp": partial(MLPEmbedding, labels=True),
     "mlp-unlabeled": partial(MLPEmbedding, labels=False),
+    "lstm": partial(LSTMEmbedding, labels=True),
+    "lstm-unlabeled": partial(LSTMEmbedding, labels=False),
     "linear": LinearEmbedding,
     "two": TwoEmbeddings,
 }
@@ -111,13 +134,22 @@ EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
 def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
     """Return an embedding network by name: a key of EMBEDDINGS, or `"auto"`.
 
-    `"auto"` gives convnet for images, mlp for features and linear for tokens. For tokens only linear works, because it
-    ignores samples. `size` is the size of the descriptor.
+    `"auto"` gives convnet for images, mlp for features and linear for tokens. Tokens can also have lstm and
+    lstm-unlabeled. `size` is the size of the descriptor.
     """
     if name == "auto":
         name = "linear" if tokens else "convnet" if _is_image(input_shape) else "mlp"
     if name not in EMBEDDINGS:
         raise unknown("embedding network", name, ["auto", *EMBEDDINGS])
-    if tokens and name != "linear":
-        raise PefllError(f"the embedding network {name!r} does not take text; use 'linear'", code="PEFLL-N020")
+    of_text = name.startswith("lstm")
+    if tokens and not of_text and name != "linear":
+        raise PefllError(
+            f"the embedding network {name!r} does not take text; use 'lstm', or 'linear' for labels alone",
+            code="PEFLL-N020",
+        )
+    if of_text and not tokens:
+        raise PefllError(
+            f"the embedding network {name!r} takes text only; use 'auto'",
+            code="PEFLL-N036",
+        )
     return EMBEDDINGS[name](input_shape, classes, size)

@@ -32,12 +32,20 @@ def lstm_layer(x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bi
     return torch.stack(states)
 
 
-class CharLSTM(nn.Module):
-    """An embedding of characters, LSTM layers, and a linear layer on the last state.
+def last_state(lstm: nn.LSTM, x: Tensor) -> Tensor:
+    """Return the last layer's state [b, h] after all time steps of x [length, b, i].
 
-    `torch.func.vmap` does not support torch's LSTM operation. So `forward` computes it from the parameters of
-    `nn.LSTM`, which keep their names, shapes and meaning. Texts may have any length.
+    `torch.func.vmap` does not support torch's LSTM operation. So this function computes it from the parameters of
+    `nn.LSTM`, which keep their names, shapes and meaning.
     """
+    for layer in range(lstm.num_layers):
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        x = lstm_layer(x, *(getattr(lstm, f"{name}_l{layer}") for name in names))
+    return x[-1]
+
+
+class CharLSTM(nn.Module):
+    """An embedding of characters, LSTM layers, and a linear layer on the last state. Texts may have any length."""
 
     def __init__(
         self, input_shape: tuple[int, ...], outputs: int, embedding: int = 8, hidden: int = 256, layers: int = 2
@@ -50,9 +58,5 @@ class CharLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map texts int64 [b, length] to scores of the next character [b, outputs]."""
-        sequence = self.embedding(x.transpose(0, 1))
-        for layer in range(self.lstm.num_layers):
-            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            sequence = lstm_layer(sequence, *(getattr(self.lstm, f"{name}_l{layer}") for name in names))
-        output: Tensor = self.last(sequence[-1])
+        output: Tensor = self.last(last_state(self.lstm, self.embedding(x.transpose(0, 1))))
         return output
