@@ -230,7 +230,7 @@ def test_local_ends_within_seconds_with_its_processes_and_says_how_to_go_on(tmp_
             os.killpg(process.pid, 0)
     assert process.returncode == code, said
     assert said.splitlines()[-1] == (
-        "Only the start is saved, because clients of this method train while they are tested. "
+        "The run starts from the beginning next time: this method trains during the test, which is not saved. "
         f"Go on with: pefll train --resume {folder}"
     )
 
@@ -273,7 +273,7 @@ def test_a_run_that_is_stopped_in_its_test_says_that_only_the_test_is_left(tmp_p
         assert main(monkeypatch, "train", *short.split(), "--processes", 1, "--out", tmp_path / "run") == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (
-        "Saved after round 2, the last one; only the test must be repeated. "
+        "Saved after round 2. Training has finished; only the test must be repeated. "
         f"Go on with: pefll train --resume {tmp_path / 'run'}"
     )
     assert main(monkeypatch, "train", "--resume", tmp_path / "run") == 0

@@ -73,7 +73,7 @@ def main() -> None:
     try:
         with for_the_command_line():
             code = app(standalone_mode=False)
-        if code == INTERRUPTED:  # commands that have saved something exit themselves
+        if code == INTERRUPTED:  # a command that has saved something exits before this line
             say(err, "stopped before there was anything to save")
         if sys.stdout is not None:  # None if it was closed
             sys.stdout.flush()
@@ -96,6 +96,6 @@ def main() -> None:
         if not sentence or os.environ.get(TRACEBACK, "0") != "0":
             raise
         sentence += f" ({TRACEBACK}=1 shows the traceback)"
-    if sentence:  # empty without a command: the help was shown instead
+    if sentence:  # it is empty if the user gave no command; then the help was shown
         err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
     sys.exit(2)

@@ -233,7 +233,10 @@ def train(
     if federation.num_untested:
         say(out, without_samples(federation.num_untested, federation.num_clients, "test"))
     if federation.num_untested < federation.num_clients and not federation.num_unseen:
-        say(out, "All clients took part in training, so none is new: --unseen 0.3 keeps three of ten out.")
+        say(
+            out,
+            "All clients took part in training, so none is unseen. With --unseen 0.3, three of ten do not.",
+        )
     say(out, f"Next: pefll show {target}")
 
 
@@ -244,11 +247,11 @@ def _resume_command(folder: Path, config: Config) -> str:
 def _saved(stopped: Stopped, runs: int) -> str:
     """Return a sentence that says what is saved; `stopped` is about the run with the fewest rounds."""
     if stopped.testing and not stopped.round:
-        which = "the start is" if runs == 1 else "the starts of seeds that have not ended are"
-        return f"Only {which} saved, because clients of this method train while they are tested."
-    least = "" if runs == 1 else " or later, for each seed"
-    again = ", the last one; only the test must be repeated" if stopped.testing else ""
-    return f"Saved after round {stopped.round}{least}{again}."
+        which = "The run starts" if runs == 1 else "Unfinished seeds start"
+        return f"{which} from the beginning next time: this method trains during the test, which is not saved."
+    who, least = ("Saved", "") if runs == 1 else ("Each seed is saved", " or later")
+    again = " Training has finished; only the test must be repeated." if stopped.testing else ""
+    return f"{who} after round {stopped.round}{least}.{again}"
 
 
 def _check_resumable(folder: RunFolder, config: Config) -> None:
@@ -268,7 +271,7 @@ def _check_resumable(folder: RunFolder, config: Config) -> None:
 
 
 def _resumed(folder: RunFolder, given: dict[str, Any]) -> Config:
-    """Return the config of the run in a folder with the options that were given; PefllError if they do not fit."""
+    """Return the config of a folder's run, changed by the given options; PefllError if these do not fit."""
     folder.check_is_run()
     started = Config.load(folder.config_file, folder.trained_with())
     if "settings" in given:

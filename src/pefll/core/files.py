@@ -36,7 +36,7 @@ _SPACE = "free some space"
 _REMEDIES = {errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE, errno.EFBIG: "raise the limit that `ulimit -f` shows"}
 # First characters of a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-# The closing quote is optional: otherwise an unclosed string would be scanned again from each of its quotes.
+# The closing quote is optional, so an unclosed string is scanned once, and not again from each escaped quote in it.
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
@@ -153,8 +153,9 @@ def _sweep_once(folder: Path) -> None:
 def sweep(folder: Path, older: re.Pattern[str] | None = None) -> None:
     """Remove the incomplete files of killed writers from a folder.
 
-    A running writer has a lock on its file, also on another machine. On file systems without locks, nothing is removed.
-    `older` matches names of earlier versions, which did not lock. Use it only if no other process writes to the folder.
+    Running writers lock their files, and those on other machines do so, too. On file systems without locks, nothing is
+    removed. `older` matches temporary names of earlier versions of this package, which did not lock. Use it only if no
+    other process writes to the folder.
     """
     with suppress(OSError):
         with os.scandir(folder) as entries:
@@ -232,7 +233,7 @@ def write_json(path: Path, content: Any, private: bool = False) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows that have the same keys as a CSV table with a heading, atomically.
+    """Write rows to a CSV file with a heading, atomically. All rows have the same keys.
 
     An apostrophe is put before text that a spreadsheet would read as a formula. Numbers do not change.
     """

@@ -33,7 +33,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         return
 
     def at(self, done: int, news: str = "") -> None:
-        """Show that `done` steps are done, and the latest measurement, the text `news`."""
+        """Show the number of finished steps, `done`, and the text of the latest measurement, `news`."""
 
     def say(self, sentence: str) -> None:
         """Print a sentence without disturbing the bar."""

@@ -2,7 +2,8 @@
 
 Every random number of a run is a pure function of (seed, purpose, round, client), in 64-bit integer arithmetic. It has
 the same value on a CPU, on a GPU and inside a CUDA graph, where the round is a counter in device memory. So clients
-store no random state between rounds. A resumed run continues bit-exactly. Losing a client changes no other's batches.
+store no random state between rounds. A resumed run continues bit-exactly. If a client drops out,
+the batches of the others stay the same.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def key(seed: int, purpose: str, *coordinates: Tensor | int, device: torch.devic
     for coordinate in coordinates:
         if isinstance(coordinate, Tensor):
             device = coordinate.device
-    # CUDA graphs can capture `full`, which is a kernel, but no copy from the host.
+    # A CUDA graph can capture `full`, which is a kernel. It cannot capture a copy from the host.
     state = torch.full((), root_of(seed, purpose), dtype=torch.int64, device=device)
     for coordinate in coordinates:
         state = _scramble((state ^ coordinate) + _signed(_GOLDEN))

@@ -33,7 +33,7 @@ class ThreadSettings(NamedTuple):
         torch.set_flush_denormal(self.flush_denormal)
 
     def without_engines(self, usual: ThreadSettings) -> ThreadSettings:
-        """Replace the values that this thread inherited from another thread's open engine by the `usual` ones."""
+        """Return these settings, with `usual` values for those that came from an open engine of another thread."""
         threads = usual.threads if self.threads == AT_WORK.threads else self.threads
         return ThreadSettings(threads, self.flush_denormal and usual.flush_denormal)
 
@@ -94,7 +94,7 @@ class EngineSettings:
 
     _found: ClassVar[DeviceSettings | None] = None
     _usual: ClassVar[ThreadSettings]  # settings of the first engine's thread, before that engine opened
-    _open: ClassVar[WeakSet[Any]] = WeakSet()  # weak: an engine that was never closed leaves when it is deleted
+    _open: ClassVar[WeakSet[Any]] = WeakSet()  # weak: an unclosed engine is dropped when it is deleted
     _keeps_memory: ClassVar[bool] = False
     _thread_state: ClassVar[_ThreadState] = _ThreadState()
 
@@ -146,7 +146,7 @@ class EngineSettings:
 
 
 def _flushes_denormal() -> bool:
-    """Whether denormal numbers become 0. torch cannot tell, but the processor's setting affects Python too."""
+    """Whether denormal numbers become 0. torch has no function for this, but a division in Python shows it."""
     return sys.float_info.min / 2 == 0
 
 

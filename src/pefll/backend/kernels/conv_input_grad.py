@@ -40,7 +40,7 @@ def _spread_back(
 
 @triton.jit
 def blocks_of(B, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr, BY_BLOCK: tl.constexpr, BM: tl.constexpr):
-    """Return the blocks of pixels that are a program's rows: sample, row, column, and whether the block exists.
+    """Return each block's sample, its row and column in the picture, and whether it exists. A program has many blocks.
 
     With BY_BLOCK, consecutive rows are the same block of different samples. A program with blocks at the border then
     has fewer cells to add.
@@ -72,7 +72,7 @@ def cells_of(
 ):  # fmt: skip
     """Find the existing pooling cells whose windows contain pixels of any of the blocks (ry, rx).
 
-    Return the row and the column of the first cell, relative to a block, the cells in a row, and the number of cells.
+    Return four numbers: row and column of the first cell, both relative to a block; cells per row; all cells.
     Without BY_BLOCK nearly every program has inner blocks, which need all cells. The numbers are then constants, and
     the threads need no reductions.
     """
@@ -96,8 +96,8 @@ def _input_gradient(
 ):  # fmt: skip
     """Write the input's gradient. A tile's rows are blocks of SIDE x SIDE pixels; its columns are (pixel, channel).
 
-    All pixels of a block lie in the windows of the same few pooling cells. The gradient of a cell is loaded once. Then
-    each position of the cell is one product, with the position's filters for the block's pixels.
+    All pixels of a block lie in the windows of the same few pooling cells. The gradient of a cell is loaded once. Then,
+    for each position in the cell, it is multiplied by the filters between this position and the block's pixels.
     """
     client = tl.program_id(2).to(tl.int64)
     b, ry, rx, there = blocks_of(B, H, W, SIDE, BY_BLOCK, BM)
@@ -138,7 +138,7 @@ class BlockCells(NamedTuple):
         first_x: column of the first cell, relative to the block.
         cells_y: number of rows of cells.
         cells_x: number of columns of cells.
-        by_block: whether a tile's rows are ordered by block. They are if over a quarter of the cells do not exist.
+        by_block: whether a tile's rows are ordered by block: if more than a quarter of the cells do not exist.
     """
 
     side: int

@@ -15,7 +15,7 @@ from torch import Tensor
 from pefll.backend.kernels.tiles import processors, shared_memory, side
 
 UNITS = 16  # of a program
-# Clients that do not fit on the card at the same time are computed one launch after another, in at most so many.
+# If the clients do not fit on the card at the same time, they are split over several launches, at most so many:
 MOST_LAUNCHES = 4
 
 
@@ -51,8 +51,8 @@ def _forward(
     o = tl.program_id(0) * BH + tl.arange(0, BH)
     k = tl.arange(0, BK)
     inside = (b < B)[:, None] & (o < H)[None, :]
-    place = b[:, None] * H + o[None, :]  # of a number per sample and unit
-    place_4 = b[:, None] * (4 * H) + o[None, :]  # of one of the first gate; the next gate is H further
+    place = b[:, None] * H + o[None, :]  # offsets in an array with one number per sample and unit
+    place_4 = b[:, None] * (4 * H) + o[None, :]  # offsets of the first gate; the next is H further
     states += client * T * B * H
     factors += client * T * B * H
     memories += client * (T if KEEPS else 1) * B * H
@@ -150,7 +150,8 @@ def _backward(
         after = dgates + (t + 1) * B * (4 * H) + b[:, None] * (4 * H) + k[None, :]
         known = (b < B)[:, None] & (k < 4 * H)[None, :] & (step > 0)
         a = tl.load(after, mask=known, other=0.0, cache_modifier=".cg")
-        # Split and joined, the sums leave the layout of tensor cores. Else everything below would enter it.
+        # Splitting and joining moves the sums out of the layout of tensor cores. Without this step, the compiler would
+        # use that layout for everything below.
         even, odd = tl.split(tl.reshape(tl.dot(a, f, input_precision=PRECISION), [BB, BH // 2, 2]))
         dstate = tl.reshape(tl.join(even, odd), [BB, BH]) + given
         shown = _tanh(memory)
@@ -189,7 +190,7 @@ def _backward(
 def launches(
     w: Tensor, clients: int, samples: int, hidden: int, precision: str, backwards: bool = False
 ) -> list[slice] | None:
-    """Return the clients of each launch, as many as fit on the card at the same time; None if these are too few.
+    """Return the clients of each launch, which fit on the card at the same time; None for more than MOST_LAUNCHES.
 
     Args:
         w: weights of the state, in the type of factors.
@@ -229,7 +230,8 @@ def forward(
 ) -> None:
     """Write gates, memories, states and factors of all clients, which must fit on the card at the same time.
 
-    The arrays are those of `pefll.backend.kernels.lstm.forward`. `copies` is whether factors are not the states.
+    The arrays are those of `pefll.backend.kernels.lstm.forward`. If `copies`, factors are an array
+    of their own, and not the states.
     """
     clients, times, samples, hidden = states.shape
     grid = (triton.cdiv(hidden, UNITS), triton.cdiv(samples, _rows(samples)), clients)
