@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.backend import client_axis
-from pefll.backend.mapped import NoSecondDerivative, apply, has_gradient, merge_mapped_axis, packed
+from pefll.backend.mapped import NoSecondDerivative, apply, merge_mapped_axis, packed
 from pefll.backend.precision import products
 from pefll.core.reference import fast
 from pefll.models import lstm
 
 MOST_ELEMENTS = 1 << 31  # kernels count the gates of one client with 32 bits
-MOST_AT_ONCE = 1 << 29  # gates of several clients, without a backward pass
 
 
 @custom_op("pefll::lstm", mutates_args=())
@@ -30,40 +29,13 @@ def _lstm(
 
     These are gates and memories, and the states in the type of factors (empty if they are float32).
     """
-    states = x.new_empty((*x.shape[:3], of_state.shape[2]))
-    gates, memories, factors = _run(x, of_input, of_state, bias_1, bias_2, precision, True, states)
-    return states, gates, memories, factors if factors is not states else x.new_empty((len(x), 0))
-
-
-@custom_op("pefll::lstm_states", mutates_args=())
-def _lstm_states(
-    x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2: Tensor, precision: str
-) -> Tensor:
-    """Return the states [c, T, b, h] of x [c, T, b, i]; a part of the clients at a time, to save memory."""
-    states = x.new_empty((*x.shape[:3], of_state.shape[2]))
-    clients = max(1, MOST_AT_ONCE // (4 * states[0].numel()))
-    for first in range(0, len(x), clients):
-        of = slice(first, first + clients)
-        _run(x[of], of_input[of], of_state[of], bias_1[of], bias_2[of], precision, False, states[of])
-    return states
-
-
-def _run(
-    x: Tensor,
-    of_input: Tensor,
-    of_state: Tensor,
-    bias_1: Tensor,
-    bias_2: Tensor,
-    precision: str,
-    keeps: bool,
-    states: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
     from pefll.backend.kernels import lstm as kernels
 
     kind = _factor_type(x, precision)
-    by_gate = _product(_rows(x).to(kind), of_input.to(kind).mT).view(*x.shape[:3], -1)
-    parameters = packed(of_state.to(kind)), packed(bias_1), packed(bias_2)
-    return kernels.forward(by_gate, *parameters, _float32_products(precision), keeps, states)
+    by_gate = _product(_rows(x).to(kind), of_input.to(kind).mT).unflatten(1, x.shape[1:3])  # type: ignore[no-untyped-call]
+    weights, biases = packed(of_state.to(kind)), (packed(bias_1), packed(bias_2))
+    states, gates, memories, factors = kernels.forward(by_gate, weights, *biases, _float32_products(precision))
+    return states, gates, memories, factors if factors is not states else x.new_empty((len(x), 0))
 
 
 @custom_op("pefll::lstm_backward", mutates_args=())
@@ -113,7 +85,7 @@ def _float32_products(precision: str) -> str:
     return "tf32" if precision == "bf16" else precision
 
 
-for _operation in (_lstm, _lstm_states, _lstm_backward):
+for _operation in (_lstm, _lstm_backward):
     merge_mapped_axis(_operation)
 
 
@@ -162,10 +134,5 @@ def _takes(x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2
 @fast(lstm.lstm_layer, when=_takes)
 def layer(x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2: Tensor) -> Tensor:
     """Return the states [length, b, h] of an LSTM layer for x [length, b, i], by kernels."""
-    given = x, of_input, of_state, bias_1, bias_2
-    states: Tensor
-    if any(has_gradient(one) for one in given):
-        states = apply(_Layer, *given, products())[0]
-    else:
-        states = _lstm_states(*(one.unsqueeze(0) for one in given), products()).squeeze(0)
+    states: Tensor = apply(_Layer, x, of_input, of_state, bias_1, bias_2, products())[0]
     return states
