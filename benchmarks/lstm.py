@@ -148,9 +148,9 @@ def main() -> None:
         found = race(setting, chosen, options.turns, options.turn_seconds)
         show(found, console)
         rows += found
-    facts = {"machine": machine(), "commit": commit(), "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    origin = {"machine": machine(), "commit": commit(), "finished": datetime.now(UTC).isoformat(timespec="seconds")}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, {**facts, "small": options.small, "errors": wrong, "rows": rows})
+    write_json(options.out, {**origin, "small": options.small, "errors": wrong, "rows": rows})
     if options.profile and device == "cuda":
         choose("fused")
         for setting in settings:

@@ -11,6 +11,7 @@ from torch import nn
 import pefll
 from pefll.core.signals import Stopped
 from pefll.engines import hardware
+from pefll.models import CharLSTM
 from tests.federations import ragged
 
 QUICK = {"rounds": 2, "local_steps": 1, "clients_per_round": 2}
@@ -38,6 +39,10 @@ def test_fedavg_needs_no_labels_and_pefll_says_how_to_do_without():
     assert model.predict(x).shape == (3,)
     with pytest.raises(pefll.PefllError, match=r"embedding='mlp-unlabeled'.*PEFLL-T122"):
         pefll.fit(federation, **QUICK).personalize(x)
+    texts = np.random.default_rng(0).integers(0, 3, (40, 4))
+    texts_of_four = pefll.federation_from_arrays(texts, texts[:, 0], np.arange(40) % 4, tokens=True)
+    with pytest.raises(pefll.PefllError, match=r"embedding='lstm-unlabeled'.*PEFLL-T122"):
+        pefll.fit(texts_of_four, model=CharLSTM((4,), 3, hidden=4), **QUICK).personalize(texts)
 
 
 def test_other_data_must_be_of_the_same_kind():

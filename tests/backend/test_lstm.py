@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import pefll.backend  # noqa: F401 (registers the faster versions)
 from pefll import federation_from_arrays
 from pefll.backend import client_axis, precision
+from pefll.backend import lstm as backend_lstm
 from pefll.core.errors import PefllError
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
@@ -82,7 +83,7 @@ def test_leafs_layers_on_a_gpu(monkeypatch, clients, persistent, name, within):
         assert all(torch.equal(one, other) for one, other in zip(again, results[0], strict=True))
 
 
-def test_one_launch_for_all_time_steps_gives_the_same_bits(monkeypatch):
+def test_one_launch_for_all_time_steps_computes_the_same(monkeypatch):
     from pefll.backend.kernels import lstm
 
     given_ = arrays(2, 4, 3, 5, 16 if DEVICE == "cpu" else 256)
@@ -90,6 +91,15 @@ def test_one_launch_for_all_time_steps_gives_the_same_bits(monkeypatch):
     monkeypatch.setattr(lstm, "persistent", False)
     for one, other in zip(together, with_gradients(*given_), strict=True):
         close(one, other.double(), within=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [4, 20])
+def test_without_gradients_some_clients_are_computed_at_a_time(monkeypatch, hidden):
+    given_ = arrays(5, 3, 2, 3, hidden)
+    wanted = torch.vmap(lstm_layer)(*(each.double() for each in given_))
+    for most in (1, 2 * 3 * 2 * 4 * hidden, 1 << 29):
+        monkeypatch.setattr(backend_lstm, "MOST_AT_ONCE", most)
+        close(torch.vmap(lstm_layer)(*given_), wanted)
 
 
 def test_clients_may_share_weights_or_inputs_or_be_mapped_in_several_axes():

@@ -225,7 +225,8 @@ CASES = {
         lambda version, p, theta, b: version(Classification(p.classes), p.model(theta, b.x), b), True, False
     ),
     "vectors.network_vjp": on_problem(vjp, True, False),
-    "vectors.all_finite": finding_nan,
+    "vectors.rows_are_finite_on_gpu": finding_nan,
+    "vectors.rows_are_finite_on_cpu": finding_nan,
     "vectors.split": splitting,
     "optim.sgd_alone": on_problem(steps_along, False, True),
     "optim.sgd_on_gpu": on_problem(steps_along, True, True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import sys
 
@@ -126,8 +127,7 @@ class TestWithFlower:
         assert read_app(tmp_path / "f").agreement.feature_names == ("a", "b")
         code, said = pefll(capsys, "flower", "init", str(tmp_path / "g"), *words, "--client-column", "wrter")
         assert code == 2
-        assert "there is no column 'wrter' with clients; there are a, b, writer, kind: say which" in said
-        assert "with --client-column" in said
+        assert re.search(r"'wrter'.* a, b, writer, kind\b.*--client-column.*PEFLL-", said)
         assert not (tmp_path / "g").exists()
 
     def test_the_path_of_the_data_can_be_in_the_environment(self, federation, capsys, monkeypatch):

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.library import custom_op
 
 from pefll.backend import client_axis
-from pefll.backend.mapped import NoSecondDerivative, apply, merge_mapped_axis, packed
+from pefll.backend.mapped import NoSecondDerivative, apply, has_gradient, merge_mapped_axis, packed
 from pefll.backend.precision import products
 from pefll.core.reference import fast
 from pefll.models import lstm
 
 MOST_ELEMENTS = 1 << 31  # kernels count the gates of one client with 32 bits
+MOST_AT_ONCE = 1 << 29  # gates of several clients, without a backward pass: 2 GB
 
 
 @custom_op("pefll::lstm", mutates_args=())
@@ -36,6 +37,16 @@ def _lstm(
     weights, biases = packed(of_state.to(kind)), (packed(bias_1), packed(bias_2))
     states, gates, memories, factors = kernels.forward(by_gate, weights, *biases, _float32_products(precision))
     return states, gates, memories, factors if factors is not states else x.new_empty((len(x), 0))
+
+
+@custom_op("pefll::lstm_states", mutates_args=())
+def _lstm_states(
+    x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2: Tensor, precision: str
+) -> Tensor:
+    """Return the states [c, T, b, h] of x [c, T, b, i], for some clients at a time: their gates take much memory."""
+    clients = max(1, MOST_AT_ONCE // (x[0, ..., 0].numel() * of_state.shape[1]))
+    parts = (torch.split(each, clients) for each in (x, of_input, of_state, bias_1, bias_2))
+    return torch.cat([_lstm(*part, precision)[0] for part in zip(*parts, strict=True)])
 
 
 @custom_op("pefll::lstm_backward", mutates_args=())
@@ -85,7 +96,7 @@ def _float32_products(precision: str) -> str:
     return "tf32" if precision == "bf16" else precision
 
 
-for _operation in (_lstm, _lstm_backward):
+for _operation in (_lstm, _lstm_states, _lstm_backward):
     merge_mapped_axis(_operation)
 
 
@@ -134,5 +145,10 @@ def _takes(x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2
 @fast(lstm.lstm_layer, when=_takes)
 def layer(x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2: Tensor) -> Tensor:
     """Return the states [length, b, h] of an LSTM layer for x [length, b, i], by kernels."""
-    states: Tensor = apply(_Layer, x, of_input, of_state, bias_1, bias_2, products())[0]
+    given = x, of_input, of_state, bias_1, bias_2
+    states: Tensor
+    if any(map(has_gradient, given)):
+        states = apply(_Layer, *given, products())[0]
+    else:
+        states = _lstm_states(*(one.unsqueeze(0) for one in given), products()).squeeze(0)
     return states

@@ -165,11 +165,18 @@ class _SGD(NoSecondDerivative):
         return tuple(part.squeeze(0) for part in after)
 
 
-@fast(tree.all_finite, when=lambda rows: rows.is_cuda)
-def all_finite(rows: Tensor) -> Tensor:
+@fast(tree.rows_are_finite, when=lambda rows: rows.is_cuda)
+def rows_are_finite_on_gpu(rows: Tensor) -> Tensor:
     """Return which rows of [n, m] have only finite numbers, bool [n], by one pass over them."""
     largest: Tensor = torch.linalg.vector_norm(rows, ord=math.inf, dim=1)
     return largest < math.inf
+
+
+@fast(tree.rows_are_finite, when=lambda rows: not rows.is_cuda)
+def rows_are_finite_on_cpu(rows: Tensor) -> Tensor:
+    """Return which rows of [n, m] have only finite numbers, bool [n]."""
+    # The largest number of a row with NaN is NaN. torch.isfinite takes 20 times as long.
+    return (rows.amax(dim=1) < math.inf) & (rows.amin(dim=1) > -math.inf)
 
 
 @fast(network.split, when=lambda vector, sizes: splits(vector, len(sizes)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,7 +46,6 @@ def from_named(template: Tree, values: dict[str, Tensor]) -> Tree:
 
 
 @reference
-def all_finite(rows: Tensor) -> Tensor:
+def rows_are_finite(rows: Tensor) -> Tensor:
     """Return which rows of [n, m] have only finite numbers, bool [n]."""
-    # The largest number of a row with NaN is NaN. torch.isfinite takes 20 times as long on a CPU.
-    return (rows.amax(dim=1) < math.inf) & (rows.amin(dim=1) > -math.inf)
+    return rows.isfinite().all(dim=1)

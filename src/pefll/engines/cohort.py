@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pefll.core import randomness
 from pefll.core.errors import Diverged, PefllError
-from pefll.core.tree import Tree, all_finite, leaves, map_tree
+from pefll.core.tree import Tree, leaves, map_tree, rows_are_finite
 from pefll.core.wording import counted
 from pefll.data.federation import Federation
 from pefll.methods.contract import ClientState, Each, Everyone, Method
@@ -255,5 +255,5 @@ def finite_rows(value: Tree, ids: Tensor) -> Tensor:
     finite = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     for leaf in leaves(value):
         if leaf.is_floating_point() and leaf.numel():
-            finite = finite & all_finite(leaf.reshape(len(ids), leaf.numel() // len(ids)))
+            finite = finite & rows_are_finite(leaf.reshape(len(ids), leaf.numel() // len(ids)))
     return finite

@@ -170,7 +170,7 @@ class Method(Protocol[State]):
             It is needed if that model is more than the network with personal weights; see `knn_per`.
         client_tasks: names of the functions that real clients agree to run; without this attribute, all functions.
         describing_tasks: names of the functions whose replies real clients check against the limits of their owner.
-        kept_arguments: for each function, the arguments that may be `ClientState`; real clients refuse others.
+        kept_arguments: for each function, the arguments that may be tensors a client kept; real clients refuse others.
         personal_settings: names of the hyper-parameters that only `personalize` reads. They may change after training.
 
     The server weights a reply by its field `samples`, if it has one.

@@ -117,14 +117,14 @@ def _check(found: Manifest) -> None:
     if type(found.round) is not int or found.round < 0:
         raise ValueError("its round is not a whole number")
     if not isinstance(found.files, dict) or not isinstance(found.metadata, dict):
-        raise ValueError("its files or its facts are not a table")
+        raise ValueError("its files or its metadata are not a table")
     for name, entry in found.files.items():
         if Path(name).name != name or "\0" in name:  # no file outside of the folder
             raise ValueError(f"{name!r} is not the name of a file in its folder")
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or type(entry.get("sha256")) is not str:
             raise ValueError(f"it does not give the size and the SHA-256 of {name}")
     if not isinstance(found.run, dict) or not all(isinstance(value, str) for value in found.run.values()):
-        raise ValueError("its facts about the run are not texts")
+        raise ValueError("its metadata of the run are not texts")
     tomllib.loads(found.run.get("config", ""))
 
 

@@ -228,7 +228,7 @@ class Run:
         x = check_input(x, spec)
         if y is None and self.method.uses_labels:
             self._check_refining()
-            kind = "convnet" if len(spec.input_shape) == 3 else "mlp"
+            kind = "lstm" if spec.tokens else "convnet" if len(spec.input_shape) == 3 else "mlp"
             words = either(
                 f"--method pefll --set embedding={kind}-unlabeled",
                 f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
