@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ class ModelSpec:
     num_clients: int  # number of clients in the federation
     dataset: str = ""  # name of the training data
     weights: int | None = None  # number of weights; None in files of earlier versions
-    probe: list[list[float | None]] | None = None  # see `models.check.probe`; None in files of earlier versions
+    # See `models.check.probe`; None in files of earlier versions. Its numbers mean nothing to a reader.
+    probe: list[list[float | None]] | None = field(default=None, repr=False)
     neighbours: dict[str, Any] | None = None  # settings of a `NeighbourModel`
     made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
 
@@ -48,10 +49,10 @@ class ModelSpec:
         """Return the spec in a file's JSON object; ValueError says in a few words what is wrong with it."""
         if not isinstance(content, dict):
             raise ValueError("its spec is not a table of names and values")
-        for field in fields(cls):
-            if field.default is MISSING and field.name not in content:
-                raise ValueError(f"its spec has no {field.name}")
-        values = {field.name: content[field.name] for field in fields(cls) if field.name in content}
+        for one in fields(cls):
+            if one.default is MISSING and one.name not in content:
+                raise ValueError(f"its spec has no {one.name}")
+        values = {one.name: content[one.name] for one in fields(cls) if one.name in content}
         model, shape, classes, tokens = (values[name] for name in ("model", "input_shape", "classes", "tokens"))
         features, normalise, neighbours = values.get("feature_names", []), values["normalise"], values.get("neighbours")
         if not isinstance(model, str) or not isinstance(tokens, bool):
