@@ -29,9 +29,8 @@ def line(seed):
     return {"user": f"role {seed}", "text": "".join(letters)}
 
 
-def test_it_is_known_and_not_among_the_papers():
+def test_it_is_known():
     assert EXPERIMENTS["shakespeare"] is EXPERIMENT
-    assert not EXPERIMENT.in_paper
     assert {row.method for row in EXPERIMENT.rows} <= set(METHODS)
     assert len(EXPERIMENT.rows) == 6
 
