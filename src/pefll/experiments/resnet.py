@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence, Verdict
+from pefll.experiments.evidence import Evidence, Verdict
 from pefll.experiments.experiment import CIFAR10, Compared, Experiment, Panel, Point, Row, Statement
 from pefll.experiments.pages import markdown_table
 from pefll.experiments.table1 import Cell
-from pefll.experiments.training_cost import Curve, ahead, curve
+from pefll.experiments.training_cost import Curve, ahead_verdict, curve
 from pefll.report.plots import LINES, drawing
 from pefll.report.runs import MISSING
 from pefll.runs.record import GROUPS
@@ -62,13 +62,7 @@ def _judge(evidence: Evidence) -> list[Verdict]:
         first, second = _curves(evidence, cell).values()
         for group in GROUPS:
             where = f"{cell.title}: {group}"
-            if first is None or second is None:
-                verdicts.append(Verdict(text, PLACE, where, "", "", NOTHING))
-                continue
-            share, last = ahead(first, second, "rounds", group)
-            note = "always" if share == 100 else f"last behind at round {last:,.0f}"
-            word = HOLDS if share == 100 else FAILS
-            verdicts.append(Verdict(text, PLACE, where, f"{share:.0f}% of evaluations", note, word))
+            verdicts.append(ahead_verdict(text, PLACE, where, first, second, "rounds", group))
     return verdicts
 
 
