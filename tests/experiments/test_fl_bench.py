@@ -74,7 +74,7 @@ def test_the_page_has_figures_and_settings_side_by_side(tmp_path):
     verdicts = [row for row in csv.DictReader(table.read_text().splitlines()) if row["line"].startswith("FedAvg")]
     assert [row["verdict"] for row in verdicts[:3]] == [FAILS, HOLDS, NOTHING]
     assert "What the paper says" not in text
-    gone = {"pfedme-cifar100-100-fl-bench/cifar100-100": [0]}
+    gone = {"pfedme-cifar100-100-fl-bench/cifar100-100": {0: ["bf16"]}}
     text = write_page(Evidence(EXPERIMENT, found, (0, 1, 2), 5000, gone), tmp_path)[0].read_text()
     assert "| pFedMe | CIFAR-100, n=100 | seen | — | diverged | 39.6 | no results yet |" in text
 

@@ -31,7 +31,7 @@ from pefll.core.plugins import allow
 from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import counted, first_few
-from pefll.engines.hardware import pick_device
+from pefll.engines.hardware import pick_device, pick_precision
 from pefll.methods import typed_settings
 from pefll.runs.config import Config
 
@@ -256,9 +256,10 @@ def reproduce(
         raise no_results(results)
     seconds = None if budget is None else 60 * budget
     numbers, words = parse_seeds(seeds), None if missing else only
+    asked = None if precision == "auto" else pick_precision(precision, pick_device(device))
 
     def read() -> dict[str, table.TableStatus]:
-        return {name: table.read_status(results, numbers, rounds, words, _experiment(name)) for name in names}
+        return {name: table.read_status(results, numbers, rounds, words, _experiment(name), asked) for name in names}
 
     statuses = read()
     status = table.joined(list(statuses.values())) if missing else statuses[names[0]]

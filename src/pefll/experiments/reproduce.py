@@ -18,7 +18,7 @@ from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, compare
-from pefll.experiments.diverged import diverged_seeds, read_diverged, write_diverged
+from pefll.experiments.diverged import Seeds, diverged_seeds, read_diverged, write_diverged
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.jobs import (
@@ -57,7 +57,7 @@ class TableStatus(NamedTuple):
         left_out: number of results ignored because their settings differ from the chosen ones, by "method/cell"; only
             where no result matches.
         name: of the experiment.
-        diverged: seeds of runs that diverged, by "row/cell"; they are not missing.
+        diverged: runs that diverged; they are missing only in another precision, if one is asked for.
     """
 
     jobs: list[Job]
@@ -67,7 +67,7 @@ class TableStatus(NamedTuple):
     rounds: int
     left_out: dict[str, int]
     name: str = "table1"
-    diverged: Mapping[str, Sequence[int]] = {}
+    diverged: Mapping[str, Seeds] = {}
 
     def comparison(self) -> Comparison:
         """Return Table 1 from the results so far."""
@@ -83,7 +83,12 @@ def _table1() -> Experiment:
 
 
 def read_status(
-    results: Path, seeds: Sequence[int], rounds: int, only: str | None = None, experiment: Experiment | None = None
+    results: Path,
+    seeds: Sequence[int],
+    rounds: int,
+    only: str | None = None,
+    experiment: Experiment | None = None,
+    precision: str | None = None,
 ) -> TableStatus:
     """Return which results of an experiment exist, and which runs are missing.
 
@@ -94,6 +99,7 @@ def read_status(
         only: names of methods, cells (cifar10-100) or data sets, separated by commas or slashes. Only their runs are
             requested. None for all.
         experiment: the experiment; None for Table 1.
+        precision: only runs that diverged in this precision are not tried again; None for any precision.
     """
     whole = experiment is None or experiment.name == "table1"
     experiment = experiment or _table1()
@@ -105,7 +111,7 @@ def read_status(
     missing: list[Job] = []
     found: Found = {}
     left_out: dict[str, int] = {}
-    diverged: dict[str, Sequence[int]] = {}
+    diverged: dict[str, Seeds] = {}
     records = read_diverged(results)
     for cell in experiment.cells:
         for row in experiment.rows:
@@ -121,11 +127,13 @@ def read_status(
             if others:
                 left_out[f"{row.name}/{cell.name}"] = len(others)
             jobs += wanted
-            failed = diverged_seeds(records, wanted[0], rounds) - by_seed.keys()
+            seen = diverged_seeds(records, wanted[0], rounds)
+            failed = {seed: precisions for seed, precisions in seen.items() if seed not in by_seed}
             if failed:
-                diverged[f"{row.name}/{cell.name}"] = sorted(failed)
+                diverged[f"{row.name}/{cell.name}"] = failed
             if row.name in names and cell.name in cells:
-                open_seeds = set(row.seeds or seeds) - by_seed.keys() - failed
+                closed = {seed for seed, precisions in failed.items() if precision is None or precision in precisions}
+                open_seeds = set(row.seeds or seeds) - by_seed.keys() - closed
                 missing += [job for job in wanted if job.seed in open_seeds]
     known = speeds([*have, *read_trials(results / "tune")])
     return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name, diverged)
