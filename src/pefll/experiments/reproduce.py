@@ -22,7 +22,6 @@ from pefll.experiments.diverged import Seeds, diverged_seeds, read_diverged, wri
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.jobs import (
-    STEPS,
     absent_data,
     absent_data_words,
     evaluated,
@@ -35,7 +34,7 @@ from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import EVALUATION_SECONDS, Speed, estimate, read_trials, speeds
 from pefll.experiments.tune import chunks, delete_checkpoints, raise_first, tuned_settings
-from pefll.methods import METHODS, typed_settings
+from pefll.methods import METHODS, personal_settings, typed_settings
 from pefll.runs.config import Config
 from pefll.runs.federations import federations_of
 from pefll.runs.record import RunFolder, seed_folder
@@ -179,7 +178,8 @@ def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple
 def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: Experiment) -> list[Job]:
     found = tuned_settings(row.method, cell.data, cell.clients, tuned)
     # A search may use steps on the device. Only a row decides whether its clients take them.
-    chosen = {name: value for name, value in found.settings.items() if name != STEPS}
+    steps = personal_settings(row.method)[:1]
+    chosen = {name: value for name, value in found.settings.items() if name not in steps}
     settings = typed_settings(row.method, table1.recipe(row.method, cell) | chosen | dict(row.settings))
     training, evaluation = split_settings(row.method, settings)
     source = found.source
