@@ -63,6 +63,10 @@ def result(method: str, seed: int, accuracy: list[float]) -> dict:
     }  # fmt: skip
 
 
+def test_curves_are_named_by_method():
+    assert {row.title for row in EXPERIMENT.rows} == {"PeFLL", "FedAvg"}
+
+
 def test_the_page_shows_curves_and_judges_them(tmp_path):
     cell = CELLS[0].name
     found = {

@@ -165,11 +165,14 @@ def _sections(evidence: Evidence) -> list[str]:
 def draw_curves(evidence: Evidence, folder: Path) -> list[Path]:
     """Draw the validation accuracy of an experiment's rows against rounds and gigabytes, and return the path."""
     experiment = evidence.experiment
-    every = {
-        cell.title: {row.name: curve(evidence.results(row.name, cell.name)) for row in experiment.rows}
+    found = {
+        cell.title: {
+            row.title or row.name: one
+            for row in experiment.rows
+            if (one := curve(evidence.results(row.name, cell.name))) is not None and len(one.rounds)
+        }
         for cell in experiment.cells
     }
-    found = {title: {name: one for name, one in curves.items() if one is not None} for title, curves in every.items()}
     shown = {title: curves for title, curves in found.items() if curves}
     if not shown:
         return []
