@@ -16,6 +16,7 @@ from pefll.experiments.pages import write_page
 from pefll.experiments.reproduce import read_status, run_missing
 from pefll.experiments.table1 import CELLS, Cell, Row
 from pefll.experiments.timing import client_steps
+from pefll.methods import hyperparameters
 
 
 def test_epochs_are_steps():
@@ -73,9 +74,22 @@ def test_the_page_has_figures_and_settings_side_by_side(tmp_path):
     verdicts = [row for row in csv.DictReader(table.read_text().splitlines()) if row["line"].startswith("FedAvg")]
     assert [row["verdict"] for row in verdicts[:3]] == [FAILS, HOLDS, NOTHING]
     assert "What the paper says" not in text
-    gone = {"pfedme-cifar100-100-fl-bench/cifar100-100": [0]}
+    gone = {"pfedme-cifar100-100-fl-bench/cifar100-100": {0: ["bf16"]}}
     text = write_page(Evidence(EXPERIMENT, found, (0, 1, 2), 5000, gone), tmp_path)[0].read_text()
     assert "| pFedMe | CIFAR-100, n=100 | seen | — | diverged | 39.6 | no results yet |" in text
+
+
+def test_the_page_names_the_settings_of_pfedhn():
+    (case,) = [case for case in CASES if case.method == "pfedhn"]
+    used = hyperparameters("pfedhn") | case.settings
+    names = ("client_lr", "client_momentum", "weight_decay", "client_clip")
+    assert [used[name] for name in names] == [0.005, 0.9, 5e-5, 50]
+    assert "at a rate of 0.005 with momentum 0.9, decay 5e-5 and clipping at 50" in EXPERIMENT.about
+    assert [used[name] for name in ("server_lr", "server_momentum", "server_decay", "server_clip")] == [
+        *(0.01, 0.9, 1e-3, 50)
+    ]
+    for other in CASES:
+        assert other is case or all((hyperparameters(other.method) | other.settings)[name] == 0 for name in names[1:])
 
 
 def test_a_row_may_have_few_seeds_in_one_cell(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment
 from pefll.experiments.jobs import absent_data_words
 from pefll.experiments.missing import missing_runs
+from pefll.experiments.pages import diverged_words
 from pefll.experiments.pages import markdown as page
 from pefll.experiments.paper import EXPERIMENTS
 from pefll.experiments.reproduce import (
@@ -176,12 +177,27 @@ def test_a_run_that_diverges_does_not_stop_the_others(results):
     assert len(names(results)) == 2
     # It is not trained again before its record is deleted, or its settings change.
     status = read_status(results, (0, 1), 2, "fedavg/digits-10")
-    assert status.diverged == {"fedavg/digits-10": [0]}
+    assert status.diverged == {"fedavg/digits-10": {0: ["float32"]}}
     assert [job.seed for job in status.missing] == [1]
     evidence = Evidence(Experiment("t", "T", "", SMALL, [Row("fedavg", "fedavg")]), {}, (0,), 2, status.diverged)
-    assert "These runs diverged and have no figures: fedavg/digits-10 (seed 0)." in page(evidence)
+    assert "These runs diverged and have no figures: fedavg/digits-10 (seed 0 in float32)." in page(evidence)
+    # If another precision is asked for, it is trained in that one.
+    asked = {
+        precision: [
+            job.seed for job in read_status(results, (0, 1), 2, "fedavg/digits-10", precision=precision).missing
+        ]
+        for precision in ("float32", "float64")
+    }
+    assert asked == {"float32": [1], "float64": [0, 1]}
     (record,) = (results / "diverged").glob("*.json")
+    assert record.name.endswith("-float32-seed-0.json")
     kept = record.read_bytes()
+    other = record.with_name(record.name.replace("float32", "float64"))
+    other.write_text(json.dumps(json.loads(kept) | {"precision": "float64"}))
+    both = read_status(results, (0, 1), 2, "fedavg/digits-10", precision="float64")
+    assert [job.seed for job in both.missing] == [1]
+    assert diverged_words(both.diverged).endswith(": fedavg/digits-10 (seed 0 in float32 and float64).")
+    other.unlink()
     record.unlink()
     assert len(read_status(results, (0, 1), 2, "fedavg/digits-10").missing) == 2
     record.write_bytes(kept)

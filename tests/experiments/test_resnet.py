@@ -63,6 +63,10 @@ def result(method: str, seed: int, accuracy: list[float]) -> dict:
     }  # fmt: skip
 
 
+def test_curves_are_named_by_method():
+    assert {row.title for row in EXPERIMENT.rows} == {"PeFLL", "FedAvg"}
+
+
 def test_the_page_shows_curves_and_judges_them(tmp_path):
     cell = CELLS[0].name
     found = {
@@ -74,7 +78,7 @@ def test_the_page_shows_curves_and_judges_them(tmp_path):
     assert "The paper trains for 5,000 rounds; we train for 2,000 (n=100), 1,200 (n=500), 800 (n=1000)" in text
     assert "| CIFAR-10, n=100 | 1,000 | unseen | 30.0 | 20.0 |" in text
     assert "| PeFLL | 80.0 ± 0.0 [2 of 3 seeds] | — | — |" in text
-    assert "| 2 | CIFAR-10, n=100: seen | 67% of evaluations | last behind at round 500 | does not hold |" in text
+    assert "| 2 | CIFAR-10, n=100: seen | 67% of budgets | last behind at 500 rounds | does not hold |" in text
     verdicts = [row for row in csv.DictReader(table.read_text().splitlines()) if row["table"] == "statements"]
     assert [row["verdict"] for row in verdicts] == [HOLDS] * 2 + [NOTHING] * 4 + [FAILS] * 2 + [NOTHING] * 4
     pytest.importorskip("matplotlib")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pefll import models
 from pefll.experiments import shakespeare
+from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence
 from pefll.experiments.pages import write_page
 from pefll.experiments.paper import EXPERIMENTS
 from pefll.experiments.reproduce import most_valuable_first, read_status, run_missing
@@ -29,9 +30,8 @@ def line(seed):
     return {"user": f"role {seed}", "text": "".join(letters)}
 
 
-def test_it_is_known_and_not_among_the_papers():
+def test_it_is_known():
     assert EXPERIMENTS["shakespeare"] is EXPERIMENT
-    assert not EXPERIMENT.in_paper
     assert {row.method for row in EXPERIMENT.rows} <= set(METHODS)
     assert len(EXPERIMENT.rows) == 6
 
@@ -48,6 +48,41 @@ def test_when_an_accuracy_is_reached():
     assert first_reached(one, "gigabytes", 15.0) == 1.0
     assert first_reached(one, "rounds", 31.0) is None
     assert first_reached(one, "rounds", None) is None
+
+
+def found(**rises):
+    """Return results whose accuracy rises by so much a round; each of PeFLL's rounds sends as much as two of others."""
+
+    def result(name, rise):
+        return {
+            "seed": 0,
+            "rounds": 4,
+            "bytes_down": 8 * 10**9 if name == "PeFLL" else 4 * 10**9,
+            "bytes_up": 0,
+            "accuracy": {"best": {group: {"per_sample": 4 * rise} for group in ("seen", "unseen")}},
+            "validation": [{"round": at, "seen": rise * at, "unseen": rise * at} for at in range(1, 5)],
+        }
+
+    cell = EXPERIMENT.cells[0].name
+    return {(name.replace("_", "-"), cell): [result(name, rise)] for name, rise in rises.items()}
+
+
+def test_the_papers_two_statements(tmp_path):
+    def judged(**rises):
+        return Evidence(EXPERIMENT, found(**rises), (0,), 5000).verdicts()
+
+    *ahead, seen, unseen = judged(PeFLL=0.10, FedAvg=0.04, Per_FedAvg=0.10, kNN_Per=0.09)
+    assert [one.word for one in ahead] == [HOLDS, HOLDS, FAILS, FAILS, HOLDS, HOLDS, NOTHING, NOTHING]
+    assert {one.place for one in ahead} == {"fig:shakespeare_rounds"}
+    # PeFLL has 10 and 20% after 2 and 4 GB, and FedAvg has 8 and 16%.
+    assert seen[3:] == unseen[3:] == ("3.0 apart", "+2.0 to +4.0 (budgets)", FAILS)
+    assert [one.word for one in judged(PeFLL=0.10, FedAvg=0.05)[-2:]] == [HOLDS, HOLDS]
+    assert [one.word for one in judged(PeFLL=0.10)[-2:]] == [NOTHING, NOTHING]
+
+
+def test_rounds_are_fewer_than_the_papers(tmp_path):
+    assert {cell.rounds_of(5000) for cell in EXPERIMENT.cells} == {500}
+    assert "The paper trains for 5,000 rounds; we train for 500" in EXPERIMENT.about
 
 
 def test_a_page_without_results(tmp_path):

@@ -9,11 +9,12 @@ from rich.console import Console
 
 from pefll.experiments import reproduce, table1
 from pefll.experiments.comparison import compare, latex, markdown, rows
-from pefll.experiments.jobs import merged, split_settings
+from pefll.experiments.jobs import merged, personal_steps, split_settings
 from pefll.experiments.reproduce import cheapest_first, joined, read_status, run_missing
 from pefll.experiments.results import markdown_table
 from pefll.experiments.table1 import CELLS, OURS, TITLES, Cell
 from pefll.experiments.tune import tuned_settings
+from pefll.methods import personal_settings
 from pefll.training import fitting, run
 
 CELL = Cell("digits", 10, "by-class 2", "Digits, n=10", 1100, model="mlp")
@@ -109,6 +110,9 @@ def test_settings_of_training_and_of_evaluation():
     assert split_settings("pefll", {"client_lr": 0.1, "refine_lr": 1e-3}) == ({"client_lr": 0.1}, {})
     assert split_settings("pefll", {"refine_steps": 10}) == ({}, {"refine_steps": 10, "refine_lr": 5e-4})
     assert split_settings("fedavg", {"client_lr": 0.1}) == ({"client_lr": 0.1}, {})
+    assert personal_settings("pefll") == ("refine_steps", "refine_lr")
+    assert personal_settings("fedavg") == ()
+    assert [personal_steps(name, {"refine_steps": 3}) for name in ("pefll", "fedavg")] == [3, 0]
 
 
 def fake(seed: int, accuracy: float) -> dict:

@@ -7,7 +7,15 @@ import pytest
 
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence
 from pefll.experiments.pages import write_page
-from pefll.experiments.training_cost import EXPERIMENT, Curve, ahead, counted_bytes, curve, formula_bytes
+from pefll.experiments.training_cost import (
+    EXPERIMENT,
+    Curve,
+    ahead_verdict,
+    counted_bytes,
+    curve,
+    differences,
+    formula_bytes,
+)
 
 LENET = 121_182  # |θ| on CIFAR-10, as in the paper
 ROUNDS = 4
@@ -49,9 +57,23 @@ def test_ahead_at_the_same_budget():
         return Curve(np.array(rounds), np.array(gigabytes), {"seen": np.array(seen)})
 
     dear, cheap = line([1, 2, 3], [2, 4, 6], [11, 19, 31]), line([1, 2, 3], [1, 2, 3], [10, 20, 30])
-    assert ahead(dear, cheap, "rounds", "seen") == (pytest.approx(200 / 3), 2)
-    assert ahead(dear, cheap, "gigabytes", "seen") == (0, 2)  # the other ends at 3 GB
-    assert ahead(cheap, dear, "gigabytes", "seen") == (100, 0)
+    assert [part.tolist() for part in differences(dear, cheap, "rounds", "seen")] == [[1, 2, 3], [1, -1, 1]]
+    assert [part.tolist() for part in differences(dear, cheap, "gigabytes", "seen")] == [[2], [-9]]  # 3 GB at most
+
+    def judged(first, second, by, group="seen"):
+        return ahead_verdict("text", "place", "where", first, second, by, group)[3:]
+
+    assert judged(dear, cheap, "rounds") == ("67% of budgets", "last behind at 2 rounds", FAILS)
+    assert judged(dear, cheap, "gigabytes") == ("0% of budgets", "last behind at 2 GB", FAILS)
+    assert judged(cheap, dear, "gigabytes") == ("100% of budgets", "always", HOLDS)
+    later = dear._replace(gigabytes=np.array([4, 5, 6]))
+    for nothing in (
+        judged(None, cheap, "rounds"),
+        judged(dear, None, "rounds"),
+        judged(dear, cheap, "rounds", "unseen"),
+        judged(later, cheap, "gigabytes"),
+    ):
+        assert nothing == ("", "", NOTHING)
 
 
 def evidence(*results: dict) -> Evidence:

@@ -31,7 +31,7 @@ from pefll.core.plugins import allow
 from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import counted, first_few
-from pefll.engines.hardware import pick_device
+from pefll.engines.hardware import pick_device, pick_precision
 from pefll.methods import typed_settings
 from pefll.runs.config import Config
 
@@ -171,7 +171,7 @@ def reproduce(
         bool,
         typer.Option(
             "--missing",
-            help="Run the missing runs of all experiments but shakespeare, the most valuable first; it replaces WHAT.",
+            help="Run the missing runs of all experiments, the most valuable first; it replaces WHAT.",
         ),
     ] = False,
     only: Annotated[
@@ -256,9 +256,10 @@ def reproduce(
         raise no_results(results)
     seconds = None if budget is None else 60 * budget
     numbers, words = parse_seeds(seeds), None if missing else only
+    asked = None if precision == "auto" else pick_precision(precision, pick_device(device))
 
     def read() -> dict[str, table.TableStatus]:
-        return {name: table.read_status(results, numbers, rounds, words, _experiment(name)) for name in names}
+        return {name: table.read_status(results, numbers, rounds, words, _experiment(name), asked) for name in names}
 
     statuses = read()
     status = table.joined(list(statuses.values())) if missing else statuses[names[0]]
@@ -307,8 +308,7 @@ def _names(what: str | None, missing: bool, only: str | None) -> list[str]:
     for word in asked:
         if word not in known:
             raise unknown("experiment", word, known)
-    in_paper = ["table1", *(name for name, one in EXPERIMENTS.items() if one.in_paper)]
-    return [name for name in known if name in (asked or in_paper)]
+    return [name for name in known if name in (asked or known)]
 
 
 def _experiment(name: str) -> Experiment | None:

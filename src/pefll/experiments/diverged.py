@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from pefll.training.resolve import RunSpec
 from pefll.training.summary import commit
 
 FOLDER = "diverged"  # inside the folder of results
+Seeds = Mapping[int, Sequence[str]]  # seed -> the precisions in which its run diverged
+DivergedRuns = Mapping[str, Seeds]  # by "row/cell"
 
 
 def write_diverged(spec: RunSpec, error: Exception, results: Path) -> Path:
@@ -20,7 +22,8 @@ def write_diverged(spec: RunSpec, error: Exception, results: Path) -> Path:
     assert spec.folder is not None
     config, federation = spec.config, spec.federation
     make_folder(results / FOLDER)
-    path = results / FOLDER / f"{spec.folder.path.parent.name}-{spec.folder.path.name}.json"
+    precision = spec.hardware.precision
+    path = results / FOLDER / f"{spec.folder.path.parent.name}-{precision}-{spec.folder.path.name}.json"
     record = {
         "error": str(error),
         "command": config.command(),
@@ -34,7 +37,7 @@ def write_diverged(spec: RunSpec, error: Exception, results: Path) -> Path:
         "rounds": config.rounds,
         "clients_per_round": spec.clients_per_round,
         "seed": config.seed,
-        "precision": spec.hardware.precision,
+        "precision": precision,
         "commit": commit(),
     }
     write_json(path, record)
@@ -46,8 +49,8 @@ def read_diverged(results: Path) -> list[dict[str, Any]]:
     return [read_json(path) for path in sorted((results / FOLDER).glob("*.json"))]
 
 
-def diverged_seeds(records: Sequence[dict[str, Any]], job: Job, rounds: int) -> set[int]:
-    """Return the seeds with which a job's training diverged.
+def diverged_seeds(records: Sequence[dict[str, Any]], job: Job, rounds: int) -> Seeds:
+    """Return the seeds with which a job's training diverged, and the precisions of each.
 
     Args:
         records: of `read_diverged`.
@@ -55,4 +58,8 @@ def diverged_seeds(records: Sequence[dict[str, Any]], job: Job, rounds: int) -> 
         rounds: of cells that do not say how many they have.
     """
     trained = job._replace(measures=(), evaluations=({},))
-    return {record["seed"] for record in records if is_result_of(record, trained, rounds)}
+    found: dict[int, list[str]] = {}
+    for record in records:
+        if is_result_of(record, trained, rounds):
+            found.setdefault(record["seed"], []).append(record["precision"])
+    return dict(sorted(found.items()))

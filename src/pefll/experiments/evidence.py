@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pefll.experiments.comparison import Entry, Found
+from pefll.experiments.diverged import DivergedRuns
 from pefll.experiments.experiment import Compared, Experiment, Point, Statement
 from pefll.experiments.results import Result
 from pefll.experiments.significance import Pair, paired_bootstrap
@@ -58,7 +59,7 @@ class Evidence:
         found: all results, by row and cell.
         seeds: the wanted seeds.
         rounds: of training.
-        diverged: seeds of runs that diverged, by "row/cell".
+        diverged: runs that diverged.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Evidence:
         found: Found,
         seeds: Sequence[int],
         rounds: int,
-        diverged: Mapping[str, Sequence[int]] | None = None,
+        diverged: DivergedRuns | None = None,
     ) -> None:
         self.experiment, self.rounds, self.diverged = experiment, rounds, diverged or {}
         self._results: Found = {}

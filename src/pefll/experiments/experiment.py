@@ -79,7 +79,6 @@ class Experiment:
         question: the heading of the verdicts.
         draw: draws figures into a folder, and returns their paths.
         stem: name of the output files without extension; "" for `name`.
-        in_paper: whether the paper has it; `pefll reproduce --missing` runs all of these.
     """
 
     name: str
@@ -95,7 +94,6 @@ class Experiment:
     draw: Callable[[Evidence, Path], list[Path]] | None = None
     stem: str = ""
     question: str = "What the paper says"
-    in_paper: bool = True
 
     @property
     def file_stem(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ from pefll.data import DATASETS
 from pefll.experiments.results import Result
 from pefll.experiments.table1 import Job
 from pefll.experiments.timing import has_rounds
-from pefll.methods import METHODS, hyperparameters
+from pefll.methods import hyperparameters, personal_settings
 from pefll.training.evaluation import counts_of
 from pefll.training.run import Run, evaluation_of_clients
 from pefll.training.summary import COUNTED_CLIENTS
 
-STEPS, RATE = "refine_steps", "refine_lr"  # of clients that go on training the model that they get
+
+def personal_steps(method: str, settings: Mapping[str, Any]) -> int:
+    """Return the steps with which clients train the models that they get; 0 for none."""
+    return next((int(settings.get(name, 0)) for name in personal_settings(method)), 0)
 
 
 def split_settings(method: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -28,9 +31,9 @@ def split_settings(method: str, settings: dict[str, Any]) -> tuple[dict[str, Any
 
     The second are empty if clients use the trained models as they are.
     """
-    personal = getattr(METHODS[method], "personal_settings", ())
+    personal = personal_settings(method)
     training = {name: value for name, value in settings.items() if name not in personal}
-    if not settings.get(STEPS, 0):
+    if not personal_steps(method, settings):
         return training, {}
     return training, {name: (hyperparameters(method) | settings)[name] for name in personal}
 
@@ -64,7 +67,7 @@ def is_in_cell(result: Result, job: Job, rounds: int) -> bool:
     }
     if any(result.get(name) != value for name, value in wanted.items()):
         return False
-    if result["settings"].get(STEPS, 0) != job.evaluations[0].get(STEPS, 0):
+    if personal_steps(job.method, result["settings"]) != personal_steps(job.method, job.evaluations[0]):
         return False
     unseen: float = result["num_unseen"] / result["num_clients"]
     # Older results have the model's name as it was asked for.
@@ -75,7 +78,8 @@ def is_in_cell(result: Result, job: Job, rounds: int) -> bool:
 def _effective(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return all hyper-parameters that have an effect. Older results lack newer ones; assume the defaults."""
     every = hyperparameters(method) | settings
-    return every if every.get(STEPS, 0) else {name: value for name, value in every.items() if name != RATE}
+    unused = () if personal_steps(method, every) else personal_settings(method)[1:]
+    return {name: value for name, value in every.items() if name not in unused}
 
 
 def is_same_run(job: Job, other: Job) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.core.wording import counted
 from pefll.experiments.comparison import digits, entry_markdown
+from pefll.experiments.diverged import DivergedRuns
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, OPEN, Evidence, Verdict
 from pefll.experiments.experiment import Panel
 from pefll.report.runs import MISSING
@@ -65,9 +66,12 @@ def markdown(evidence: Evidence, figures: Sequence[Path] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def diverged_words(diverged: Mapping[str, Sequence[int]]) -> str:
-    """Return a sentence about runs that diverged, by "row/cell"."""
-    listed = [f"{where} (seed {', '.join(map(str, seeds))})" for where, seeds in diverged.items()]
+def diverged_words(diverged: DivergedRuns) -> str:
+    """Return a sentence about runs that diverged, with their seeds and precisions."""
+    listed = []
+    for where, seeds in diverged.items():
+        words = ", ".join(f"seed {seed} in {' and '.join(precisions)}" for seed, precisions in seeds.items())
+        listed.append(f"{where} ({words})")
     return f"These runs diverged and have no figures: {'; '.join(listed)}."
 
 

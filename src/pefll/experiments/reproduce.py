@@ -18,11 +18,10 @@ from pefll.core.wording import argument, counted
 from pefll.data import Federation
 from pefll.experiments import table1
 from pefll.experiments.comparison import Comparison, Found, compare
-from pefll.experiments.diverged import diverged_seeds, read_diverged, write_diverged
+from pefll.experiments.diverged import Seeds, diverged_seeds, read_diverged, write_diverged
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.jobs import (
-    STEPS,
     absent_data,
     absent_data_words,
     evaluated,
@@ -35,7 +34,7 @@ from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import EVALUATION_SECONDS, Speed, estimate, read_trials, speeds
 from pefll.experiments.tune import chunks, delete_checkpoints, raise_first, tuned_settings
-from pefll.methods import METHODS, typed_settings
+from pefll.methods import METHODS, personal_settings, typed_settings
 from pefll.runs.config import Config
 from pefll.runs.federations import federations_of
 from pefll.runs.record import RunFolder, seed_folder
@@ -57,7 +56,7 @@ class TableStatus(NamedTuple):
         left_out: number of results ignored because their settings differ from the chosen ones, by "method/cell"; only
             where no result matches.
         name: of the experiment.
-        diverged: seeds of runs that diverged, by "row/cell"; they are not missing.
+        diverged: runs that diverged; they are missing only in another precision, if one is asked for.
     """
 
     jobs: list[Job]
@@ -67,7 +66,7 @@ class TableStatus(NamedTuple):
     rounds: int
     left_out: dict[str, int]
     name: str = "table1"
-    diverged: Mapping[str, Sequence[int]] = {}
+    diverged: Mapping[str, Seeds] = {}
 
     def comparison(self) -> Comparison:
         """Return Table 1 from the results so far."""
@@ -83,7 +82,12 @@ def _table1() -> Experiment:
 
 
 def read_status(
-    results: Path, seeds: Sequence[int], rounds: int, only: str | None = None, experiment: Experiment | None = None
+    results: Path,
+    seeds: Sequence[int],
+    rounds: int,
+    only: str | None = None,
+    experiment: Experiment | None = None,
+    precision: str | None = None,
 ) -> TableStatus:
     """Return which results of an experiment exist, and which runs are missing.
 
@@ -94,6 +98,7 @@ def read_status(
         only: names of methods, cells (cifar10-100) or data sets, separated by commas or slashes. Only their runs are
             requested. None for all.
         experiment: the experiment; None for Table 1.
+        precision: only runs that diverged in this precision are not tried again; None for any precision.
     """
     whole = experiment is None or experiment.name == "table1"
     experiment = experiment or _table1()
@@ -105,7 +110,7 @@ def read_status(
     missing: list[Job] = []
     found: Found = {}
     left_out: dict[str, int] = {}
-    diverged: dict[str, Sequence[int]] = {}
+    diverged: dict[str, Seeds] = {}
     records = read_diverged(results)
     for cell in experiment.cells:
         for row in experiment.rows:
@@ -121,11 +126,13 @@ def read_status(
             if others:
                 left_out[f"{row.name}/{cell.name}"] = len(others)
             jobs += wanted
-            failed = diverged_seeds(records, wanted[0], rounds) - by_seed.keys()
+            seen = diverged_seeds(records, wanted[0], rounds)
+            failed = {seed: precisions for seed, precisions in seen.items() if seed not in by_seed}
             if failed:
-                diverged[f"{row.name}/{cell.name}"] = sorted(failed)
+                diverged[f"{row.name}/{cell.name}"] = failed
             if row.name in names and cell.name in cells:
-                open_seeds = set(row.seeds or seeds) - by_seed.keys() - failed
+                closed = {seed for seed, precisions in failed.items() if precision is None or precision in precisions}
+                open_seeds = set(row.seeds or seeds) - by_seed.keys() - closed
                 missing += [job for job in wanted if job.seed in open_seeds]
     known = speeds([*have, *read_trials(results / "tune")])
     return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name, diverged)
@@ -171,7 +178,8 @@ def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple
 def _jobs(row: Row, cell: Cell, seeds: Sequence[int], tuned: Path, experiment: Experiment) -> list[Job]:
     found = tuned_settings(row.method, cell.data, cell.clients, tuned)
     # A search may use steps on the device. Only a row decides whether its clients take them.
-    chosen = {name: value for name, value in found.settings.items() if name != STEPS}
+    steps = personal_settings(row.method)[:1]
+    chosen = {name: value for name, value in found.settings.items() if name not in steps}
     settings = typed_settings(row.method, table1.recipe(row.method, cell) | chosen | dict(row.settings))
     training, evaluation = split_settings(row.method, settings)
     source = found.source

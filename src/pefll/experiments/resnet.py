@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
-from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence, Verdict
+from pefll.experiments.evidence import Evidence, Verdict
 from pefll.experiments.experiment import CIFAR10, Compared, Experiment, Panel, Point, Row, Statement
 from pefll.experiments.pages import markdown_table
 from pefll.experiments.table1 import Cell
-from pefll.experiments.training_cost import Curve, ahead, curve
-from pefll.report.plots import LINES, drawing
+from pefll.experiments.training_cost import Curve, ahead_verdict, curve, draw_curves
 from pefll.report.runs import MISSING
 from pefll.runs.record import GROUPS
 
@@ -62,38 +59,8 @@ def _judge(evidence: Evidence) -> list[Verdict]:
         first, second = _curves(evidence, cell).values()
         for group in GROUPS:
             where = f"{cell.title}: {group}"
-            if first is None or second is None:
-                verdicts.append(Verdict(text, PLACE, where, "", "", NOTHING))
-                continue
-            share, last = ahead(first, second, "rounds", group)
-            note = "always" if share == 100 else f"last behind at round {last:,.0f}"
-            word = HOLDS if share == 100 else FAILS
-            verdicts.append(Verdict(text, PLACE, where, f"{share:.0f}% of evaluations", note, word))
+            verdicts.append(ahead_verdict(text, PLACE, where, first, second, "rounds", group))
     return verdicts
-
-
-def _draw(evidence: Evidence, folder: Path) -> list[Path]:
-    found = {
-        cell: {name: one for name, one in _curves(evidence, cell).items() if one is not None and len(one.rounds)}
-        for cell in CELLS
-    }
-    shown = {cell: curves for cell, curves in found.items() if curves}
-    if not shown:
-        return []
-    path = folder / f"{EXPERIMENT.file_stem}.png"
-    with drawing(path, (4.2 * len(shown), 3.6)) as figure:
-        panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-        for axes, (cell, curves) in zip(panels, shown.items(), strict=True):
-            axes.set_title(f"{cell.title}: validation accuracy, %")
-            axes.grid(axis="y")
-            axes.set_xlabel("round")
-            for (name, one), colour in zip(curves.items(), LINES, strict=False):
-                for group, style in (("seen", "-"), ("unseen", "--")):
-                    if group in one.accuracy:
-                        axes.plot(one.rounds, one.accuracy[group], style, color=colour, label=f"{name}, {group}")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower left", ncols=4)
-    return [path]
 
 
 EXPERIMENT = Experiment(
@@ -108,7 +75,7 @@ EXPERIMENT = Experiment(
     "validation accuracy. There are three seeds at n=100, and one at n=500 and n=1000.",
     cells=CELLS,
     rows=tuple(
-        Row(_row(name, cell), method, settings, cell.name, seeds=() if cell.clients == 100 else (0,))
+        Row(_row(name, cell), method, settings, cell.name, name, seeds=() if cell.clients == 100 else (0,))
         for cell in CELLS
         for name, (method, settings) in METHODS.items()
     ),
@@ -134,5 +101,5 @@ EXPERIMENT = Experiment(
     ),
     sections=_sections,
     judge=_judge,
-    draw=_draw,
+    draw=draw_curves,
 )

@@ -13,7 +13,7 @@ from typing import Any
 from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, read_json, write_json
 from pefll.experiments.table1 import PAPER
-from pefll.methods import hyperparameters
+from pefll.methods import hyperparameters, personal_settings
 from pefll.report import mean_and_std, mean_std_text
 from pefll.report.runs import read_run
 from pefll.runs.config import Config
@@ -27,7 +27,6 @@ SAME = (
 )
 
 _USUAL_MODELS = ("auto", "lenet", "cnn", "mlp", "lstm")  # those that --model auto chooses
-_PERSONAL = ("refine_steps", "refine_lr")  # hyper-parameters that may differ from those of training
 
 
 def collect(
@@ -86,7 +85,8 @@ def _changes(folder: RunFolder, summary: Result) -> str:
     config = Config.load(folder.config_file, folder.trained_with())
     defaults = _defaults(config.method)
     # The summary may be of an evaluation with other settings than those of training.
-    settings = config.settings | {key: value for key, value in summary["settings"].items() if key in _PERSONAL}
+    personal = _personal(config.method)
+    settings = config.settings | {key: value for key, value in summary["settings"].items() if key in personal}
     changes = [f"{key}_{value}-" for key, value in settings.items() if value != defaults.get(key)]
     if config.precision not in ("auto", "tf32"):  # tf32 is the default of a GPU
         changes.append(f"{config.precision}-")
@@ -99,6 +99,14 @@ def _defaults(method: str) -> dict[str, Any]:
         return hyperparameters(method)
     except PefllError:
         return {}
+
+
+def _personal(method: str) -> tuple[str, ...]:
+    """Return the hyper-parameters that may differ from those of training; empty for an unknown method."""
+    try:
+        return personal_settings(method)
+    except PefllError:
+        return ()
 
 
 def _settings(result: Result) -> dict[str, Any]:

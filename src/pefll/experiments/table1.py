@@ -68,7 +68,7 @@ class Row(NamedTuple):
         method: its method.
         settings: changes to the settings of Table 1 in the same cell.
         data: the only data set or cell to run in; "" for all.
-        title: in Table 1.
+        title: in Table 1, and in figures; "" for `name` in figures.
         seeds: the only seeds to run; () for all.
     """
 

@@ -29,6 +29,7 @@ CELLS = (*CIFAR10, *CIFAR100, *FEMNIST)
 ROWS = (Row("PeFLL", "pefll"), Row("FedAvg", "fedavg"))
 INPUTS = {"cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "femnist": ((1, 32, 32), 62)}
 FLOAT = 4  # bytes per number
+UNITS = {"rounds": "rounds", "gigabytes": "GB"}  # of budgets
 EXACT = 1e-3  # tolerance, because the formula ignores sample counts and the exchange before the first round
 
 
@@ -76,10 +77,11 @@ def curve(results: Sequence[Result]) -> Curve | None:
     return Curve(np.array(rounds), np.array(rounds) * size / 1e9, accuracy)
 
 
-def ahead(first: Curve, second: Curve, by: str, group: str) -> tuple[float, float]:
-    """Return the percentage of budgets at which `first` is above `second`, and the last budget at which it is not.
+def differences(first: Curve | None, second: Curve | None, by: str, group: str) -> tuple[Array, Array]:
+    """Return budgets [b], and how far `first` is above `second` there [b], in percentage points.
 
     Budgets are the numbers of rounds or of gigabytes at which `first` was evaluated, within the range of `second`.
+    There are none if a curve is missing or does not have the group.
 
     Args:
         first: a curve.
@@ -87,11 +89,26 @@ def ahead(first: Curve, second: Curve, by: str, group: str) -> tuple[float, floa
         by: unit of the budget: rounds or gigabytes.
         group: group of clients.
     """
-    mine, theirs = (np.asarray(getattr(one, by), dtype=float) for one in (first, second))
+    known = [one for one in (first, second) if one is not None and group in one.accuracy and len(one.rounds)]
+    if len(known) < 2:
+        return np.zeros(0), np.zeros(0)
+    mine, theirs = (np.asarray(getattr(one, by), dtype=float) for one in known)
     both = (mine >= theirs[0]) & (mine <= theirs[-1])
-    above = first.accuracy[group][both] > np.interp(mine[both], theirs, second.accuracy[group])
-    behind = np.flatnonzero(~above)
-    return 100 * float(above.mean()), float(mine[both][behind[-1]]) if len(behind) else 0.0
+    mine, accuracy = mine[both], [one.accuracy[group] for one in known]
+    return mine, accuracy[0][both] - np.interp(mine, theirs, accuracy[1])
+
+
+def ahead_verdict(
+    text: str, place: str, where: str, first: Curve | None, second: Curve | None, by: str, group: str
+) -> Verdict:
+    """Return the verdict on a statement that `first` is above `second` at every budget; see `differences`."""
+    budgets, points = differences(first, second, by, group)
+    if not len(budgets):
+        return Verdict(text, place, where, "", "", NOTHING)
+    behind = np.flatnonzero(points <= 0)
+    note = f"last behind at {budgets[behind[-1]]:,.0f} {UNITS[by]}" if len(behind) else "always"
+    share = 100 * float((points > 0).mean())
+    return Verdict(text, place, where, f"{share:.0f}% of budgets", note, FAILS if len(behind) else HOLDS)
 
 
 def _judge(evidence: Evidence) -> list[Verdict]:
@@ -101,21 +118,13 @@ def _judge(evidence: Evidence) -> list[Verdict]:
             text = "Bytes as counted are 2c(|θ| + |η_v| + |v|) a round, and 2c|θ| for FedAvg"
             verdicts.append(_bytes_verdict(text, cell, row.name, evidence.results(row.name, cell.name)))
     for cell in CELLS:
-        found = [curve(evidence.results(row.name, cell.name)) for row in ROWS]
-        for by, unit in (("rounds", "rounds"), ("gigabytes", "GB")):
+        pefll, fedavg = (curve(evidence.results(row.name, cell.name)) for row in ROWS)
+        for by in UNITS:
             text = f"For any budget of {by} PeFLL is better than FedAvg"
             for group in GROUPS:
                 place, where = f"fig:{cell.data.upper()}_{cell.clients}", f"{cell.title}: {group}"
                 place = "fig:femnist" if cell.data == "femnist" else place
-                if found[0] is None or found[1] is None:
-                    verdicts.append(Verdict(text, "app:experiments", where, "", "", NOTHING))
-                    continue
-                share, last = ahead(found[0], found[1], by, group)
-                note = f"last behind at {last:,.0f} {unit}" if share < 100 else "always"
-                word = HOLDS if share == 100 else FAILS
-                verdicts.append(
-                    Verdict(text, "app:experiments", f"{where} ({place})", f"{share:.0f}% of budgets", note, word)
-                )
+                verdicts.append(ahead_verdict(text, "app:experiments", f"{where} ({place})", pefll, fedavg, by, group))
     return verdicts
 
 
@@ -156,11 +165,14 @@ def _sections(evidence: Evidence) -> list[str]:
 def draw_curves(evidence: Evidence, folder: Path) -> list[Path]:
     """Draw the validation accuracy of an experiment's rows against rounds and gigabytes, and return the path."""
     experiment = evidence.experiment
-    every = {
-        cell.title: {row.name: curve(evidence.results(row.name, cell.name)) for row in experiment.rows}
+    found = {
+        cell.title: {
+            row.title or row.name: one
+            for row in experiment.rows
+            if (one := curve(evidence.results(row.name, cell.name))) is not None and len(one.rounds)
+        }
         for cell in experiment.cells
     }
-    found = {title: {name: one for name, one in curves.items() if one is not None} for title, curves in every.items()}
     shown = {title: curves for title, curves in found.items() if curves}
     if not shown:
         return []

@@ -41,6 +41,7 @@ __all__ = [
     "method_class",
     "method_name",
     "method_value",
+    "personal_settings",
     "typed_settings",
 ]
 
@@ -114,6 +115,12 @@ def hyperparameters(name: str) -> dict[str, Any]:
         )
     fields = dataclasses.fields(kind)
     return {field.name: field.default for field in fields if field.name not in ("problem", "bound_to")}
+
+
+def personal_settings(name: str) -> tuple[str, ...]:
+    """Return the names of a method's hyper-parameters that may change after training. The first counts steps."""
+    names: tuple[str, ...] = getattr(method_class(name), "personal_settings", ())
+    return names
 
 
 def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:

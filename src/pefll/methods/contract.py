@@ -172,6 +172,7 @@ class Method(Protocol[State]):
         describing_tasks: names of the functions whose replies real clients check against the limits of their owner.
         kept_arguments: for each function, the arguments that may be tensors a client kept; real clients refuse others.
         personal_settings: names of the hyper-parameters that only `personalize` reads. They may change after training.
+            The first is a number of steps. If it is 0, the others have no effect.
 
     The server weights a reply by its field `samples`, if it has one.
     """
