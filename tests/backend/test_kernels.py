@@ -35,7 +35,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXAMPLES = settings(
-    max_examples=40 if DEVICE == "cuda" else 8,
+    max_examples=40 if DEVICE == "cuda" else 6,  # Triton's interpreter takes seconds for each
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

@@ -32,7 +32,7 @@ from pefll.core.derivatives import gradient, pull_back
     bias=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_block_is_convolution_relu_and_pooling(
     b, ci, co, groups, sides, kernel, stride, padding, dilation, pool, relu, bias, dtype
 ):

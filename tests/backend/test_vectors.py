@@ -292,7 +292,7 @@ def test_a_recorded_step_is_in_place(monkeypatch, in_place):
 
 
 # PeFLL's clients begin with vectors of their own, FedAvg's with the same one.
-@pytest.mark.parametrize("name", ["pefll", "fedavg"])
+@pytest.mark.parametrize("name", ["pefll", pytest.param("fedavg", marks=pytest.mark.slow)])
 def test_a_round_takes_its_steps_in_place(name, in_place):
     federation = ragged(shape=(1, 8, 8), pixels=True, sizes=(1, 4), clients=4, seen=3)
     rest = {"descriptor_batch": 3, "server_optimizer": "sgd"} if name == "pefll" else {}

@@ -70,6 +70,7 @@ def test_whole_runs_of_one_seed_and_of_several(tmp_path):
     assert two["seen"][0] == one["seen"][0]
 
 
+@pytest.mark.slow  # tests/backend/test_lstm.py tries the same kernels
 def test_the_lstm_in_several_ways(tmp_path):
     measured("lstm", "--small", "--out", str(tmp_path / "lstm.json"))
     found = json.loads((tmp_path / "lstm.json").read_text())

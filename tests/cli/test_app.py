@@ -33,7 +33,7 @@ def test_version_and_help(pefll):
     panels = [said.index(f"─ {panel} ─") for panel in ("Start here", "Runs", "Personal models", "Experiments")]
     assert panels == sorted(panels)
     assert "─ Commands ─" not in said, "every verb has its place"
-    assert pefll("data", "summary", "--help").out.count("(the data's)") == 2, "and not 0, which means that"
+    assert pefll("data", "summary", "--help").out.count("(from the data)") == 2, "and not 0, which means that"
     said = pefll()
     assert said.code == 2
     assert "personalize" in said.out

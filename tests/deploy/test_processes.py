@@ -74,7 +74,10 @@ def test_a_process_is_asked_once_to_end_and_can_say_farewell(tmp_path):
     assert all((place / "farewell").exists() for place in places)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow), (signal.SIGKILL, -signal.SIGKILL)],
+)
 def test_server_and_client_in_the_foreground_leave_nobody_behind(number, status, tmp_path):
     here = setting(tmp_path, clients=1)
     there = deploy(here, tmp_path / "p", clients_per_round=1)

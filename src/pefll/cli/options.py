@@ -25,8 +25,8 @@ TrainedLabel = Annotated[
     ),
 ]
 ClientColumn = Annotated[str, typer.Option(help="Name of the client column in a table or .npz.")]
-Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="that of the data set")]
-Clients = Annotated[int, typer.Option(help="As in `pefll train`.", show_default="that of the data set")]
+Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="from the data")]
+Clients = Annotated[int, typer.Option(help="As in `pefll train`.", show_default="from the data")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="The folder of data sets.")]
 
 OwnModel = Annotated[
