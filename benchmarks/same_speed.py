@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.same_bits import ROOT, sha_of, tree_of
 from benchmarks.speed.contender import Contender, contenders
 from benchmarks.speed.plan import plan
-from benchmarks.speed.race import Runner, spread
+from benchmarks.speed.race import Failed, Runner, spread
 from benchmarks.speed.record import machine
 from benchmarks.speed.setting import Setting
 from pefll.core.files import write_json
@@ -94,10 +94,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as bar:
         step = advance(bar, len(chosen))
         with tree_of(options.commit, Path(folder)) as earlier:
-            rows = [
-                step(compare(contender, setting, earlier, options.turns, options.turn_seconds))
-                for contender, setting in chosen
-            ]
+            rows = []
+            for contender, setting in chosen:
+                try:
+                    rows.append(step(compare(contender, setting, earlier, options.turns, options.turn_seconds)))
+                except Failed as error:  # the earlier commit may not know a model of today
+                    bar.console.print(f"left out: {contender.name} with {setting.model}: {error}")
     table = Table("engine", "model", "clients per round", "by the clock", "processor", title="seconds, now / earlier")
     for row in rows:
         figures = (f"{row[kind]['median']:.3f}" for kind in ("by_clock", "of_processor"))
