@@ -76,7 +76,9 @@ def cases(quick: bool, only: str, cuda: bool) -> list[tuple[Contender, Setting]]
         (contender, race.setting)
         for race in plan(everybody, 2, cuda, quick)
         for contender in race.contenders
-        if contender.module == "ours" and only in contender.name and (contender.device == "cuda") == cuda
+        if contender.module == "ours"
+        and only in f"{contender.name} {race.setting.model} {race.setting.cohort}"
+        and (contender.device == "cuda") == cuda
     ]
 
 
@@ -85,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", help="the earlier commit")
     parser.add_argument("--quick", action="store_true", help="the settings of `make bench ARGS=--quick`")
-    parser.add_argument("--only", default="", help="a part of the names of engines, such as pefll-serial")
+    parser.add_argument("--only", default="", help="a part of 'engine model clients', such as 'serial-1 lenet 4'")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--turn-seconds", type=float, default=1.0)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
