@@ -64,8 +64,8 @@ def test_it_is_the_prior_with_two_embeddings_a_mean_and_decay(make):
 def test_its_defaults():
     plus, prior = PeFLLPlus(), PeFLLPrior()
     differ = {name for name in vars(prior) if getattr(plus, name) != getattr(prior, name)}
-    assert differ == {"server_average", "lambda_theta"}
-    assert (plus.server_average, plus.lambda_theta, plus.tau, plus.epsilon) == (0.98, 5e-4, 1.0, 1e-3)
+    assert differ == {"hypernetwork", "server_average", "lambda_theta"}
+    assert (plus.hypernetwork, plus.server_average, plus.lambda_theta, plus.tau) == ("L", 0.98, 5e-4, 1.0)
     assert plus.refine_steps == 0
 
 

@@ -22,12 +22,14 @@ class PeFLLPlus(PeFLLPrior):
 
     Attributes:
         embedding: embedding network, as for pefll; auto is two (half of samples, half of labels), or linear for text.
+        hypernetwork: size of the hypernetwork, as for pefll.
         descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients, but at least 2.
         server_average: decay of the running mean of η; 0 for no running mean.
         lambda_theta: λ_θ of the objective, half of the weight decay on generated models.
     """
 
     embedding: str = "auto"
+    hypernetwork: str = "L"
     server_average: float = 0.98
     lambda_theta: float = 5e-4
 
