@@ -175,6 +175,11 @@ def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_pat
     trials.choose((0,))
     assert trials.best == {"settings": trials.rows[0]["settings"], "held_out_validation": 0.9, "seeds": [0]}
     assert "held out validation, %" in [column.header for column in trials_table(trials, (0,)).columns]
+    trials.protocol["judge"] = "both"
+    trials.choose((0,))
+    assert trials.best["settings"] == trials.rows[1]["settings"]
+    assert trials.best["held_out_and_seen_validation"] == pytest.approx(0.9)
+    assert "held out and seen validation, %" in [column.header for column in trials_table(trials, (0,)).columns]
     n = whole.num_clients
     found = tuned_settings("fedavg", "digits", n, tmp_path / "results")
     assert found == (kept["best"]["settings"], f"tuned at n={n} for new clients")
@@ -185,6 +190,18 @@ def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_pat
     for share in (1.0, -0.1):
         with pytest.raises(PefllError, match="PEFLL-X012"):
             search(tmp_path, hold_out=share)
+    with pytest.raises(PefllError, match="judge"):
+        Search(CONFIG, RATES, judge="everybody")
+
+
+def test_held_out_and_seen_clients_can_decide_together(tmp_path):
+    wanted = Search(CONFIG, RATES, (0,), 0.3, "both")
+    trials = tune(wanted, tmp_path / "runs", tmp_path / "results", 3, Console(quiet=True))
+    assert json.loads(trials.path.read_text())["judge"] == "both"
+    score = {row["settings"]["client_lr"]: row["held_out_validation"] + row["seen_validation"] for row in trials.rows}
+    assert trials.best["settings"]["client_lr"] == max(score, key=score.get)
+    with pytest.raises(PefllError, match="PEFLL-X016"):
+        search(tmp_path, seeds=(0,), hold_out=0.3)  # the same file, judged in another way
 
 
 def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):

@@ -85,6 +85,12 @@ def tune(
             help="Share of seen clients that do not train; settings are chosen by their accuracy as new clients."
         ),
     ] = 0.0,
+    judge: Annotated[
+        str,
+        typer.Option(
+            help="With --hold-out: held-out, or both for the mean of their accuracy and that of clients that train."
+        ),
+    ] = "held-out",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A hyper-parameter that all trials share, NAME=VALUE; may be repeated."),
@@ -148,7 +154,7 @@ def tune(
         label=label,
         client_column=client_column,
     )
-    wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out)
+    wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out, judge)
     with _advice_when_stopped(folder, target):
         trials = search.tune(wanted, folder, target, at_once, err)
     out.print(search.trials_table(trials, wanted.seeds))

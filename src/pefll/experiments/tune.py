@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from pefll.core.errors import Diverged, PefllError
+from pefll.core.errors import Diverged, PefllError, unknown
 from pefll.core.files import check_folder, make_folder, read_json, write_json
 from pefll.core.progress import say
 from pefll.core.signals import Stopped
@@ -39,6 +39,8 @@ T = TypeVar("T")
 Settings = dict[str, Any]
 TUNED = Path("results/tune")
 _HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
+_BOTH, _BOTH_SCORE = "both", "held_out_and_seen_validation"  # the mean of both accuracies
+JUDGES = ("held-out", _BOTH)
 _HOLDING_OUT = "-holding-out-"  # in the names of trial files: DATA-METHOD-nCLIENTS-holding-out-SHARE.json
 # Summary fields copied into a trial.
 _KEPT = (
@@ -56,12 +58,15 @@ class Search:
         grid: hyper-parameter -> values to try.
         seeds: seeds with which each setting is tried.
         hold_out: share of the seen clients that do not train, and whose accuracy decides. 0 for none.
+        judge: whose accuracy decides if there are held-out clients: held-out, or both for the mean of their accuracy
+            and that of the clients that train.
     """
 
     config: Config
     grid: dict[str, tuple[Any, ...]]
     seeds: tuple[int, ...] = (0,)
     hold_out: float = 0.0
+    judge: str = "held-out"
 
     def __post_init__(self) -> None:
         both = self.grid.keys() & self.config.settings.keys()
@@ -72,6 +77,8 @@ class Search:
             raise PefllError(
                 f"{argument('hold_out')} is {self.hold_out}; it must be at least 0 and less than 1", code="PEFLL-X012"
             )
+        if self.judge not in JUDGES:
+            raise unknown("judge", self.judge, JUDGES)
 
     @property
     def points(self) -> list[Settings]:
@@ -127,7 +134,7 @@ class Trials:
         if not path.is_file():
             return cls(path, protocol, [])
         earlier = read_json(path)
-        for name, value in protocol.items():
+        for name, value in ({"judge": None} | protocol).items():
             if earlier.get(name) != value:
                 raise PefllError(
                     f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}, so accuracies are not "
@@ -178,7 +185,8 @@ class Trials:
 
         Settings that differ only in `new_*` share one training score. Ties are ranked by the accuracy of seen clients
         that are treated as new, then by the age of the trial. Settings that diverged with a seed come last, with an
-        empty list. With `hold_out`, only the accuracy of the held-out clients counts.
+        empty list. With `hold_out`, the accuracy of the held-out clients counts; with `judge="both"`, its mean with the
+        accuracy of the clients that train.
         """
         return [(point, scores) for point, scores, _ in self._ranked(seeds)]
 
@@ -200,7 +208,7 @@ class Trials:
         for point, tried in found.values():
             if not all(seed in tried for seed in seeds):
                 continue
-            known = [tried[seed].get(self._score) for seed in seeds]
+            known = [self._value(tried[seed]) for seed in seeds]
             scores = [score for score in known if score is not None]
             scores = scores if len(scores) == len(seeds) else []
             as_new = [tried[seed].get("as_new", 0.0) for seed in seeds]
@@ -218,7 +226,15 @@ class Trials:
     @property
     def _score(self) -> str:
         """Name of the score that ranks settings."""
+        if self.protocol.get("judge") == _BOTH:
+            return _BOTH_SCORE
         return _HELD_OUT_SCORE if _HELD_OUT in self.protocol else "seen_validation"
+
+    def _value(self, row: dict[str, Any]) -> float | None:
+        """Return a trial's score, or None if it diverged."""
+        if self._score != _BOTH_SCORE:
+            return row.get(self._score)
+        return None if row["seen_validation"] is None else (row[_HELD_OUT_SCORE] + row["seen_validation"]) / 2
 
     def _trained(self, point: Settings) -> str:
         """Return a key for the hyper-parameters that affect training: all but `new_*`."""
@@ -311,6 +327,7 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
     return {
         "what": f"grid search by the validation accuracy of {by} at the best round",
         **({_HELD_OUT: search.hold_out} if search.hold_out else {}),
+        **({"judge": search.judge} if search.hold_out and search.judge != JUDGES[0] else {}),
         "method": config.method,
         "dataset": data.name,
         "partition": data.partition,
@@ -358,6 +375,8 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
     ranking = trials.ranking(seeds)
     names = list(dict.fromkeys(name for point, _ in ranking for name in point))
     whose = "held out" if _HELD_OUT in trials.protocol else "seen"
+    if trials.protocol.get("judge") == _BOTH:
+        whose = "held out and seen"
     title = f"Validation accuracy of {whose} clients, {counted(len(seeds), 'seed')}"
     as_new = [trials.as_new(point, seeds) for point, _ in ranking]
     table = Table(*names, f"{whose} validation, %", title=title, title_justify="left")
