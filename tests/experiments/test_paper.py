@@ -12,11 +12,14 @@ from pefll.core.errors import PefllError
 from pefll.experiments import table1
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, OPEN, Evidence, Gap, gap_over_seeds, judged
 from pefll.experiments.experiment import Compared, Experiment, Point, Row, Statement, panel
+from pefll.experiments.gpu_time import Work, work_of
+from pefll.experiments.gpu_time import write_page as write_minutes
 from pefll.experiments.jobs import is_same_run
 from pefll.experiments.pages import markdown, overall, write_page
 from pefll.experiments.paper import EXPERIMENTS
-from pefll.experiments.reproduce import joined, most_valuable_first, parse_only, read_status, run_missing
+from pefll.experiments.reproduce import SeedBatch, joined, most_valuable_first, parse_only, read_status, run_missing
 from pefll.experiments.table1 import Cell
+from pefll.experiments.timing import gpu_seconds
 from pefll.methods import METHODS, typed_settings
 from pefll.models.embedding import EMBEDDINGS
 from pefll.training import fitting
@@ -117,6 +120,33 @@ def test_what_several_experiments_miss_is_run_once(tmp_path):
     statuses = [read_status(tmp_path, (0, 1), 2, None, what) for what in (experiment(), other)]
     assert [len(status.missing) for status in statuses] == [12, 8]
     assert len(joined(statuses).missing) == 12 + 4  # `again` is `three` with a default in words
+
+
+def test_gpu_minutes_count_each_run_once(tmp_path):
+    """Two experiments with the same rows: what is done and what is missing counts for the first of them."""
+    results = tmp_path / "results"
+    train(results, experiment(cells=(CELL,)), (0,), only="plain")
+    (path,) = results.glob("*.json")
+    run = json.loads(path.read_text()) | {"device": "NVIDIA H200", "wall_seconds": 90.0, "lockstep": 3}
+    path.write_text(json.dumps(run | {"test_seconds": 6.0}))
+    again = run | {"evaluation": "pefll evaluate RUN --set refine_steps=1", "test_seconds": 3.0}
+    assert (gpu_seconds(again), gpu_seconds(run | {"device": "cpu (2 cores)"})) == (3.0, 0.0)
+    trial = {"settings": {}, "seed": 0, "error": None, "lockstep": 1, "wall_seconds": 12.0, "test_seconds": 0.0}
+    (results / "tune").mkdir()
+    search = {"method": "fedavg", "dataset": "digits", "model": "mlp", "num_clients": 10, "rounds": 2}
+    search |= {"clients_per_round": 1, "device": "NVIDIA H200", "trials": [trial, trial | {"error": "no"}]}
+    (results / "tune" / "digits-fedavg-n10.json").write_text(json.dumps(search | {"best": None}))
+    statuses = {name: read_status(results, (0,), 2, None, experiment(cells=(CELL,))) for name in ("first", "second")}
+    works = work_of(statuses, results, lambda status: [SeedBatch([job], 60.0, "") for job in status.missing])
+    assert works == [
+        Work("first", 1, 90 / 3 + 6, 2, 120.0),
+        Work("second", 0, 0),
+        Work("searches", 1, 12.0),
+        Work("all", 2, 48.0, 2, 120.0),
+    ]
+    text = write_minutes(works, results).read_text()
+    assert "| first | 1 | 0.6 | 2 | 2.0 |" in text
+    assert "| all | 2 | 0.8 | 2 | 2.0 |" in text
 
 
 def test_words_for_rows():

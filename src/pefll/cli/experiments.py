@@ -239,6 +239,7 @@ def reproduce(
 
     - `pefll reproduce --missing --tables-only`
     """
+    from pefll.experiments import gpu_time
     from pefll.experiments import reproduce as table
     from pefll.experiments.jobs import absent_data_words
     from pefll.experiments.missing import missing_runs
@@ -271,7 +272,13 @@ def reproduce(
     status = table.joined(list(statuses.values())) if missing else statuses[names[0]]
     order = table.cheapest_first if names == ["table1"] and not missing else table.most_valuable_first
     folder = folder or Path("runs/table1" if order is table.cheapest_first else "runs/paper")
+
+    def work() -> list[gpu_time.Work]:
+        return gpu_time.work_of(statuses, results, lambda status: order(status, at_once, folder))
+
     if dry_run:
+        if missing:
+            out.print(gpu_time.summary_table(work()))
         out.print(missing_runs(status, order(status, at_once, folder), seconds))
         for found in statuses.values():
             if found.diverged:
@@ -293,6 +300,8 @@ def reproduce(
         statuses = read()
     for name, found in statuses.items():
         _write(name, found, results, quiet=missing)
+    if missing and only is None:
+        say(out, f"wrote {gpu_time.write_page(work(), results)}")
     if failures:
         raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}", code="PEFLL-C006")
 

@@ -105,9 +105,7 @@ def _speed(one: Result) -> Speed | None:
     if str(one.get("device", "cpu")).startswith("cpu") or "lockstep" not in one:
         return None
     steps = _steps_of(one)
-    # Older results lack `wall_seconds`. In these runs, rounds and evaluations did not overlap, so the sum is correct.
-    spent = one.get("wall_seconds") or one["train_seconds"] + one["eval_seconds"]
-    seconds = spent / one["lockstep"] + one.get("test_seconds", 0)
+    seconds = gpu_seconds(one)
     if not steps or not seconds:
         return None
     in_rounds = one["rounds"] > 0
@@ -119,6 +117,22 @@ def _speed(one: Result) -> Speed | None:
         in_rounds=in_rounds,
         rate=steps / seconds,
     )
+
+
+def gpu_seconds(one: Result) -> float:
+    """Return a run's share of a GPU's time, including its test; 0 for a run on a CPU.
+
+    Args:
+        one: a result, or a trial of `pefll tune`. For another evaluation of a trained run, only the test counts.
+    """
+    if str(one.get("device", "cpu")).startswith("cpu"):
+        return 0.0
+    test: float = one.get("test_seconds", 0)
+    if "evaluation" in one:
+        return test
+    # Older results lack `wall_seconds`. In these runs, rounds and evaluations did not overlap, so the sum is correct.
+    spent = float(one.get("wall_seconds") or one["train_seconds"] + one["eval_seconds"])
+    return spent / int(one.get("lockstep", 1)) + test
 
 
 def _steps_of(one: Result) -> float:
