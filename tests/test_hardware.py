@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -140,3 +143,17 @@ def test_a_finished_run_needs_no_device(tmp_path, two_gpus, monkeypatch):
     trained = fit(ragged(), "fedavg", device="cpu", **settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert fit(ragged(), "fedavg", device="cuda", **settings).summary == trained.summary
+
+
+def test_a_run_with_one_client_at_a_time_needs_no_compiler_of_torch():
+    """Importing torch's compiler takes more than a second of a command's start."""
+    script = (
+        "import sys, pefll, torch\n"
+        "from pefll.data import load_samples, make_federation\n"
+        "data = make_federation(load_samples('digits'), partition='by-class 2', clients=8, seed=0)\n"
+        "pefll.fit(data, 'pefll', rounds=1, local_steps=1, engine='serial', processes=1, clients_per_round=1)\n"
+        "problem, _ = pefll.runs.problem.describe_problem(data, 'mlp')\n"
+        "pefll.engines.hardware.pick_engine(torch.device('cpu'), problem)\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -94,7 +94,7 @@ def forward_flops(problem: Problem) -> int:
     kind = torch.int64 if problem.tokens else torch.float32
     with torch.no_grad(), FlopCounter() as counter:
         problem.model.module(torch.zeros((32, *problem.input_shape), dtype=kind))
-    return int(counter.get_total_flops())
+    return int(counter.total)
 
 
 def pick_hardware(problem: Problem, device: str, engine: str, precision: str, processes: int) -> Hardware:

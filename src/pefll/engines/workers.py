@@ -53,8 +53,6 @@ class Workers:
     """
 
     def __init__(self, run_here: RunHere, method: Method[Any], processes: int) -> None:
-        # The first use of torch.func imports modules for seconds. Do it once here, not in every process.
-        torch.func.grad(torch.square)(torch.zeros(()))
         pooled.works()  # compiles once, and all processes get the same answer
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []

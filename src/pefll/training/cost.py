@@ -127,5 +127,5 @@ class _FlopCountingCohort:
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | ClientState, **static: int) -> Tree:
         with FlopCounter() as counter:
             replies = self._cohort.run(task, *arguments, **static)
-        self.flops += int(counter.get_total_flops())
+        self.flops += counter.total
         return replies
