@@ -15,7 +15,15 @@ from pefll.methods import METHODS
 from pefll.training.evaluation import client_scores
 from tests.engines.flower.federations import PER_ROUND, SEED, flower_state, serial_state, setting, sha256
 
-KEEP = ("pfedme", "fedrep")  # their clients keep a part of what a simulation has in the server's state
+KEEP = (
+    "pfedme",
+    "fedrep",
+    "scaffold",
+    "ditto",
+    "apfl",
+    "fedper",
+    "lg-fedavg",
+)  # their clients keep a part of what a simulation has in the server's state
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 
 
