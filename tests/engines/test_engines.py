@@ -42,7 +42,9 @@ SETTINGS = {
     "odpfl-hn": {"local_steps": 3, "batch_size": 4, "encoding_batch": 4, "encoding_size": 5, "hypernetwork": "S"},
 }
 # What is compared in the paper's tables, and variations of it. Other methods use no operation that these do not use.
-OF_THE_PAPER = set("pefll fedavg local per-fedavg fedrep pfedme knn-per pfedhn pefll-prior pefll-plus".split())
+BASELINES = ("fedavg", "local", "per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn")
+OF_THE_PAPER = {*BASELINES, "pefll", "pefll-prior", "pefll-plus"}
+LATER = ("fedprox", "scaffold", "ditto", "apfl", "fedper", "lg-fedavg", "fedbabu", "odpfl-hn")
 
 
 def slow_beyond_the_paper(argument: str, but: Collection[str] = ()):
@@ -68,11 +70,9 @@ CASES = [
     ("local", "mlp", FEATURES, ""),
     *((name, "mlp", FEATURES, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
     *((name, "cnn", CNN, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
-    *(
-        (name, "mlp", FEATURES, "")
-        for name in ("fedprox", "scaffold", "ditto", "apfl", "fedper", "lg-fedavg", "fedbabu")
-    ),
-    *(("odpfl-hn", model, shape, "") for model, shape in (("mlp", FEATURES), ("cnn", CNN))),
+    # `engines_agree` of `pefll check-method` is the faster one.
+    *(pytest.param(name, "mlp", FEATURES, "", marks=pytest.mark.slow) for name in LATER),
+    *(pytest.param(name, "cnn", CNN, "", marks=pytest.mark.slow) for name in LATER),
     *(("pefll-plus", model, shape, "") for model, shape in (("mlp", FEATURES), ("cnn", CNN), ("lenet", LENET))),
 ]
 
