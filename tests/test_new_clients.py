@@ -15,6 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
+from pefll.experiments.costs import NAMES
 from pefll.methods import METHODS, build_method
 from pefll.methods.contract import ClientState, client_state, each, everyone
 from pefll.training.cost import cost_of_new_client
@@ -56,7 +57,7 @@ COSTS = {
     "lg-fedavg": ({"new_epochs": 4, "shared": "none"}, 1, D, 0, 4 * STEP),
     "fedbabu": ({"tune_epochs": 4}, 1, D, 0, 4 * STEP),
     # The encoder has layers of 6 to 100 and 100 to 5; its outputs are averaged.
-    "odpfl-hn": ({"encoding_size": 5}, 2, 700 + 505 + D, 5, 2 * SAMPLES * (6 * 100 + 100 * 5 + 5)),
+    "odpfl-hn": ({"descriptor_size": 5}, 2, 700 + 505 + D, 5, 2 * SAMPLES * (6 * 100 + 100 * 5 + 5)),
 }
 
 
@@ -77,6 +78,10 @@ def test_the_cost_by_hand(name):
     else:
         assert 0 < cost.flops < 20 * STEP  # forward passes, no training
     assert cost.seconds > 0
+
+
+def test_the_tables_of_costs_have_a_title_for_every_method():
+    assert METHODS.keys() <= NAMES.keys()
 
 
 def test_only_new_clients_have_that_cost():

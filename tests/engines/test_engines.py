@@ -39,7 +39,7 @@ SETTINGS = {
     "fedper": {"local_steps": 3, "batch_size": 4, "new_epochs": 2},
     "lg-fedavg": {"local_steps": 3, "batch_size": 4, "new_epochs": 2},
     "fedbabu": {"local_steps": 3, "batch_size": 4, "tune_epochs": 2},
-    "odpfl-hn": {"local_steps": 3, "batch_size": 4, "encoding_batch": 4, "encoding_size": 5, "hypernetwork": "S"},
+    "odpfl-hn": {"local_steps": 3, "batch_size": 4, "descriptor_batch": 4, "descriptor_size": 5, "hypernetwork": "S"},
 }
 # What is compared in the paper's tables, and variations of it. Other methods use no operation that these do not use.
 BASELINES = ("fedavg", "local", "per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn")

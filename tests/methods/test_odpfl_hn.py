@@ -16,7 +16,7 @@ from tests.methods.by_hand import PLAIN, both_engines, clients_of, grad, models_
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 WHOLE = PLAIN | {"batch_size": 64, "client_lr": 0.1, "local_steps": 2, "hypernetwork": "S", "server_clip": 0.0}
-ODPFL = WHOLE | {"encoding_batch": 0, "encoding_size": 3, "server_lr": 1e-2}
+ODPFL = WHOLE | {"descriptor_batch": 0, "descriptor_size": 3, "server_lr": 1e-2}
 
 
 def encoding(engine, client: int, encoder):
@@ -54,7 +54,7 @@ def test_odpfl_hn_by_hand(make):
 def test_odpfl_hn_is_pefll_without_labels(make):
     """From the same networks, if PeFLL does not standardise its descriptors."""
     other = PLAIN | {"weight_decay": 0.01, "batch_size": 4, "client_lr": 0.1, "local_steps": 3, "server_clip": 0.1}
-    mine = opened(make, "odpfl-hn", other | {"encoding_size": 3, "encoding_batch": 0})
+    mine = opened(make, "odpfl-hn", other | {"descriptor_size": 3, "descriptor_batch": 0})
     del other["weight_decay"]
     theirs = {"embedding": "mlp-unlabeled", "descriptor_size": 3, "descriptor_batch": 0, "lambda_theta": 0.005}
     pefll = opened(make, "pefll", other | theirs)

@@ -94,8 +94,7 @@ class APFL(LocalSGD):
         """Take steps of w = `theta` along ∇f(w), and of v = `own` along the gradient of f(α v + (1 - α) w) by v."""
         gradient, sgd, w, v = self.problem.gradient, self.sgd(self.client_lr), theta, own
         if self.alpha_lr:
-            (batch,) = client.batches("alpha", self.batch_size, 1)
-            slope = torch.dot(v - w, gradient(mixture(v, w, alpha), batch))
+            slope = torch.dot(v - w, gradient(mixture(v, w, alpha), *client.batches("alpha", self.batch_size, 1)))
             alpha = (alpha - self.alpha_lr * slope).clamp(0, 1)
         speed_w, speed_v = torch.zeros_like(w), torch.zeros_like(v)
         for batch in client.batches("train", self.batch_size, self.mixed_steps):
@@ -106,11 +105,9 @@ class APFL(LocalSGD):
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
         """Return α v + (1 - α) w for each client, [c, D]; new clients train v first."""
-        w = everyone(server.theta)
-        if cohort.is_new:
-            return cohort.run(self.join_in, w).value  # type: ignore[no-any-return]
-        kept = client_state(server.own), client_state(server.alpha)
-        return cohort.run(self.mix, w, *kept).value  # type: ignore[no-any-return]
+        w, kept = everyone(server.theta), (client_state(server.own), client_state(server.alpha))
+        reply = cohort.run(self.join_in, w) if cohort.is_new else cohort.run(self.mix, w, *kept)
+        return reply.value  # type: ignore[no-any-return]
 
     def mix(self, client: Client, theta: Tensor, own: Tensor, alpha: Tensor) -> ClientState:
         """Return the mixture [D] of the newest global model and the own model that the client kept."""

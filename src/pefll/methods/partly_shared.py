@@ -86,7 +86,7 @@ class PartlyShared(LocalSGD):
         return Update(shared, client.count[TRAIN].to(theta.dtype), ClientState(own))
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:
-        """Return models [c, D] of the shared part and the clients' own parts; new clients train their own part first."""
+        """Return models [c, D] of the shared part and clients' own parts; new clients train their own part first."""
         shared = everyone(server.shared)
         if cohort.is_new:
             return cohort.run(self.join_in, shared, everyone(server.own)).value  # type: ignore[no-any-return]
