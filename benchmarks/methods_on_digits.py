@@ -21,6 +21,7 @@ import pefll
 from pefll.core.files import write_whole
 from pefll.experiments.demo import clients
 from pefll.training.cost import cost_of_median_client
+from pefll.training.summary import commit
 
 MODEL, ROUNDS, PER_ROUND, STEPS = "tiny", 100, 10, 10
 RATES = (0.02, 0.1)
@@ -112,7 +113,7 @@ def main() -> None:
     for method in options.methods.split(","):
         rows.append(measure(method, options.seeds))
         print(json.dumps(rows[-1]), flush=True)
-    made_by = {"command": "python -m benchmarks.methods_on_digits --out FILE", "version": pefll.__version__}
+    made_by = {"command": "python -m benchmarks.methods_on_digits --out FILE", "commit": commit()}
     protocol = {"model": MODEL, "rounds": ROUNDS, "clients_per_round": PER_ROUND, "seeds": options.seeds}
     if options.out:
         content = json.dumps(made_by | protocol | {"rows": rows}, indent=1) + "\n"
