@@ -47,7 +47,8 @@ def ragged(
 
 def problem_of(federation: Federation, model: str | nn.Module = "mlp") -> Problem:
     module = build_model(model, federation.input_shape, federation.classes) if isinstance(model, str) else model
-    return Problem(Network(module), federation.input_shape, federation.classes, federation.num_clients)
+    network, shape, classes = Network(module), federation.input_shape, federation.classes
+    return Problem(network, shape, classes, federation.num_clients, num_seen=federation.num_seen)
 
 
 def flat(tree: object) -> torch.Tensor:

@@ -15,12 +15,13 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
+from pefll.experiments.costs import NAMES
 from pefll.methods import METHODS, build_method
 from pefll.methods.contract import ClientState, client_state, each, everyone
 from pefll.training.cost import cost_of_new_client
 from pefll.training.evaluation import Evaluator, evaluate
 from pefll.training.fitting import fit
-from tests.engines.test_engines import SETTINGS
+from tests.engines.test_engines import SETTINGS, slow_beyond_the_paper
 from tests.federations import flat, problem_of, ragged
 
 QUICK = {"rounds": 4, "eval_every": 2, "clients_per_round": 3, "processes": 1}
@@ -48,6 +49,15 @@ COSTS = {
     "pefll-prior": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5 + 3, None),
     "pefll-plus": ({"embedding": "linear", "descriptor_size": 5}, 2, 3 * 5 + 5 + D, 5 + 3, None),
     "knn-per": ({}, 1, D, 0, None),
+    "fedprox": ({}, 1, D, 0, 0),
+    "scaffold": ({}, 1, D, 0, 0),
+    "ditto": ({"new_epochs": 4}, 1, D, 0, 4 * STEP),
+    "apfl": ({"new_epochs": 4}, 1, D, 0, 4 * STEP),
+    "fedper": ({"new_epochs": 4}, 1, D, 0, 4 * STEP),
+    "lg-fedavg": ({"new_epochs": 4, "shared": "none"}, 1, D, 0, 4 * STEP),
+    "fedbabu": ({"tune_epochs": 4}, 1, D, 0, 4 * STEP),
+    # The encoder has layers of 6 to 100 and 100 to 5; its outputs are averaged.
+    "odpfl-hn": ({"descriptor_size": 5}, 2, 700 + 505 + D, 5, 2 * SAMPLES * (6 * 100 + 100 * 5 + 5)),
 }
 
 
@@ -68,6 +78,10 @@ def test_the_cost_by_hand(name):
     else:
         assert 0 < cost.flops < 20 * STEP  # forward passes, no training
     assert cost.seconds > 0
+
+
+def test_the_tables_of_costs_have_a_title_for_every_method():
+    assert METHODS.keys() <= NAMES.keys()
 
 
 def test_only_new_clients_have_that_cost():
@@ -193,6 +207,13 @@ FEWEST = {
     "pfedme": {"local_rounds": 2, "inner_steps": 1, "new_epochs": 1},
     "pfedhn": {"local_steps": 1, "new_rounds": 2},
     "knn-per": {"local_steps": 1},
+    "fedprox": {"local_steps": 1},
+    "scaffold": {"local_steps": 1},
+    "ditto": {"global_steps": 1, "personal_steps": 1, "new_epochs": 1},
+    "apfl": {"mixed_steps": 1, "new_epochs": 1},
+    "fedper": {"local_steps": 1, "new_epochs": 1},
+    "lg-fedavg": {"local_steps": 1, "new_epochs": 1},
+    "fedbabu": {"local_steps": 1, "tune_epochs": 1},
     # Not Adam, whose first step is as long for a gradient of 1e-12 as for any other, whatever its sign.
     "pefll-prior": {"local_steps": 1, "embedding": "linear", "server_optimizer": "sgd"},
     "pefll-plus": {"local_steps": 1, "server_optimizer": "sgd", "refine_steps": 1},
@@ -200,7 +221,8 @@ FEWEST = {
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"pefll", "fedavg", "local"}))
+# `a_gpu_can_record_it` and the kernels of other methods are the faster ones.
+@slow_beyond_the_paper("name", but={"pefll", "fedavg", "local"})
 def test_the_kernels_take_the_methods(name, monkeypatch):
     """Where there is no GPU the kernels are interpreted: they give what torch's own operations give."""
     pytest.importorskip("triton", reason="Triton is not installed")

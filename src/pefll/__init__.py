@@ -25,11 +25,18 @@ from pefll.data import (
     summarise,
 )
 from pefll.methods import (
+    APFL,
     METHODS,
+    ODPFLHN,
     BaseMethod,
+    Ditto,
     FedAvg,
+    FedBABU,
+    FedPer,
+    FedProx,
     FedRep,
     KNNPer,
+    LGFedAvg,
     Local,
     PeFLL,
     PeFLLPlus,
@@ -37,6 +44,7 @@ from pefll.methods import (
     PerFedAvg,
     PFedHN,
     PFedMe,
+    Scaffold,
 )
 from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
@@ -50,19 +58,26 @@ from pefll.training.tensorboard import TensorBoard
 from pefll.version import __version__
 
 __all__ = [
+    "APFL",
     "METHODS",
+    "ODPFLHN",
     "Accuracy",
     "BaseMethod",
     "Callback",
     "Classification",
     "ClientsFailed",
     "Cost",
+    "Ditto",
     "EarlyStopping",
     "Evaluation",
     "FedAvg",
+    "FedBABU",
+    "FedPer",
+    "FedProx",
     "FedRep",
     "Federation",
     "KNNPer",
+    "LGFedAvg",
     "Local",
     "PFedHN",
     "PFedMe",
@@ -75,6 +90,7 @@ __all__ = [
     "Run",
     "RunsFailed",
     "Samples",
+    "Scaffold",
     "Stopped",
     "Task",
     "TensorBoard",

@@ -76,3 +76,23 @@ def test_the_lstm_in_several_ways(tmp_path):
     found = json.loads((tmp_path / "lstm.json").read_text())
     assert len(found["rows"]) >= 4
     assert all(row["steps_per_second"]["median"] > 0 for row in found["rows"])
+
+
+def test_the_methods_page_has_the_table_of_the_results():
+    """All methods are in it, each with what a new client pays."""
+    from benchmarks.methods_on_digits import table
+    from pefll.methods import METHODS
+
+    rows = json.loads((ROOT / "results" / "methods_on_digits.json").read_text())["rows"]
+    assert {row["method"] for row in rows} == set(METHODS)
+    assert table(rows) in (ROOT / "docs" / "methods.md").read_text()
+
+
+def test_methods_are_compared_on_the_digits_with_few_rounds(monkeypatch):
+    from benchmarks import methods_on_digits
+
+    monkeypatch.setattr(methods_on_digits, "RATES", (0.03,))
+    row = methods_on_digits.measure("fedavg", seeds=1, rounds=1)
+    assert row["settings"] == {"client_lr": 0.03, "local_steps": 10}
+    assert 0 < row["unseen"][0] < 100
+    assert (row["cost"]["exchanges"], row["cost"]["bytes_up"]) == (1, 0)

@@ -18,7 +18,7 @@ from pefll.methods import METHODS, build_method, hyperparameters
 from pefll.training.checking import CHECKS, NotTried, Subject, recording
 from pefll.training.evaluation import scores_of
 from pefll.training.fitting import fit
-from tests.engines.test_engines import SETTINGS
+from tests.engines.test_engines import SETTINGS, slow_beyond_the_paper
 from tests.federations import problem_of, ragged
 
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
@@ -44,7 +44,7 @@ def test_the_test_settings_know_every_method(method):
     assert set(SETTINGS[method]) <= set(hyperparameters(method))
 
 
-@every_method
+@slow_beyond_the_paper("method")  # `a_seed_decides_everything` is the faster one
 @pytest.mark.parametrize("engine", ["serial", "vector"])
 def test_a_seed_decides_everything(method, engine):
     def train(seed):
@@ -67,7 +67,7 @@ def test_what_must_hold_for_every_method(method, check):
         pytest.skip(str(error))
 
 
-@every_method
+@slow_beyond_the_paper("method")  # `a_gpu_can_record_it` is the faster one
 def test_a_gpu_can_record_rounds_and_exams_with_pictures(method):
     """The same as `a_gpu_can_record_it`, with a convolutional network on pixels, as in the paper's tables."""
     pictures = ragged(shape=(1, 16, 16), pixels=True)
@@ -136,7 +136,7 @@ def poisoned(federation: Federation, *, validation: bool) -> Federation:
     return dataclasses.replace(federation, x=x, y=y)
 
 
-@every_method
+@slow_beyond_the_paper("method")  # `held_out_data_is_not_looked_at` is the faster one
 @pytest.mark.parametrize("engine", ["serial", "vector"])
 def test_not_one_byte_of_training_depends_on_held_out_data(method, engine):
     clean = federation_()

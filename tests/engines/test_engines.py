@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from pefll.data.federation import TEST, Samples, assemble
 from pefll.engines.cohort import Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
-from pefll.methods import Problem, build_method
+from pefll.methods import METHODS, Problem, build_method
 from pefll.methods.contract import each, everyone
 from pefll.models import CharLSTM, Network
 from pefll.training.evaluation import client_scores
@@ -30,7 +32,30 @@ SETTINGS = {
     "pfedhn": {"local_steps": 3, "batch_size": 4, "embedding_size": 5, "hypernetwork": "S", "new_rounds": 3},
     "pefll-prior": {"local_steps": 3, "batch_size": 4, "descriptor_size": 5, "hypernetwork": "S"},
     "pefll-plus": {"local_steps": 3, "batch_size": 4, "descriptor_size": 5, "hypernetwork": "S"},
+    "fedprox": {"local_steps": 3, "batch_size": 4},
+    "scaffold": {"local_steps": 3, "batch_size": 4},
+    "ditto": {"global_steps": 2, "personal_steps": 3, "batch_size": 4, "new_epochs": 2},
+    "apfl": {"mixed_steps": 3, "batch_size": 4, "new_epochs": 2, "alpha_lr": 0.1},
+    "fedper": {"local_steps": 3, "batch_size": 4, "new_epochs": 2},
+    "lg-fedavg": {"local_steps": 3, "batch_size": 4, "new_epochs": 2},
+    "fedbabu": {"local_steps": 3, "batch_size": 4, "tune_epochs": 2},
+    "odpfl-hn": {"local_steps": 3, "batch_size": 4, "descriptor_batch": 4, "descriptor_size": 5, "hypernetwork": "S"},
 }
+# What is compared in the paper's tables, and variations of it. Other methods use no operation that these do not use.
+BASELINES = ("fedavg", "local", "per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn")
+OF_THE_PAPER = {*BASELINES, "pefll", "pefll-prior", "pefll-plus"}
+LATER = ("fedprox", "scaffold", "ditto", "apfl", "fedper", "lg-fedavg", "fedbabu", "odpfl-hn")
+
+
+def slow_beyond_the_paper(argument: str, but: Collection[str] = ()):
+    """Parametrize a test with all methods but some. A faster test must cover those that are not of the paper."""
+    names = sorted(set(METHODS) - set(but))
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        argument, [pytest.param(name, marks=() if name in OF_THE_PAPER else slow) for name in names]
+    )
+
+
 LENET, CNN, FEATURES = (1, 16, 16), (2, 8, 8), (6,)
 CASES = [
     ("pefll", "lenet", LENET, "convnet"),
@@ -45,6 +70,9 @@ CASES = [
     ("local", "mlp", FEATURES, ""),
     *((name, "mlp", FEATURES, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
     *((name, "cnn", CNN, "") for name in ("per-fedavg", "fedrep", "pfedme", "knn-per", "pfedhn", "pefll-prior")),
+    # `engines_agree` of `pefll check-method` is the faster one.
+    *(pytest.param(name, "mlp", FEATURES, "", marks=pytest.mark.slow) for name in LATER),
+    *(pytest.param(name, "cnn", CNN, "", marks=pytest.mark.slow) for name in LATER),
     *(("pefll-plus", model, shape, "") for model, shape in (("mlp", FEATURES), ("cnn", CNN), ("lenet", LENET))),
 ]
 

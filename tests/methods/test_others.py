@@ -27,6 +27,7 @@ from tests.methods.test_pfedme import ENVELOPE
     [
         ("pfedme", r"1000000 clients.*485 GB.*PEFLL-S004"),
         ("pfedhn", r"\bembedding_size\b.*PEFLL-S004"),
+        *((name, r"1000000 clients.*GB.*PEFLL-S004") for name in ("scaffold", "ditto", "apfl", "lg-fedavg")),
     ],
 )
 def test_a_state_that_fits_into_no_memory_gives_a_sentence(name, sentence):
@@ -38,7 +39,16 @@ def test_a_state_that_fits_into_no_memory_gives_a_sentence(name, sentence):
 
 def test_clients_drop_in_and_out():
     """What a client keeps waits for it as it was, however many rounds go by without it."""
-    for name, settings, kept in (("fedrep", HEADS, "heads"), ("pfedme", ENVELOPE, "personal")):
+    few = {"batch_size": 8}
+    for name, settings, kept in (
+        ("fedrep", HEADS, "heads"),
+        ("pfedme", ENVELOPE, "personal"),
+        ("scaffold", few | {"local_steps": 1}, "variates"),
+        ("ditto", few | {"global_steps": 1, "personal_steps": 1}, "personal"),
+        ("apfl", few | {"mixed_steps": 1}, "own"),
+        ("fedper", few | {"local_steps": 1}, "owns"),
+        ("lg-fedavg", few | {"local_steps": 1}, "owns"),
+    ):
         engine = opened(VectorEngine, name, settings, c=1)
         server = engine.start()
         for t in range(8):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -133,6 +133,11 @@ class Client:
             inside = torch.minimum(place, (self.count[split] - 1).clamp(min=0))
             rows = self._rows(self.offset[split] + inside)
             yield Batch(self.federation.take(rows, self.dtype), self.federation.y[rows], weight)
+
+    def mean(self, values: Callable[[Batch], Tensor], split: int = TRAIN) -> Tensor:
+        """Return the mean [n] of `values(batch)` [b, n] over all samples of a split, which must not be empty."""
+        first, *rest = (batch.sum(values(batch)) for batch in self.everything(split))
+        return sum(rest, start=first) / self.count[split]
 
     def has_class(self) -> Tensor:
         """Return which classes occur among the training labels, bool [classes]."""

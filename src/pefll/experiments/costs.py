@@ -26,6 +26,17 @@ from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder, run_folders
 from pefll.training.cost import NewClientCost, cost_of_median_client
 
+# Titles of all methods, in the order of the tables: the rows of Table 1 first.
+NAMES = TITLES | {
+    "odpfl-hn": "ODPFL-HN",
+    "ditto": "Ditto",
+    "apfl": "APFL",
+    "fedper": "FedPer",
+    "lg-fedavg": "LG-FedAvg",
+    "fedbabu": "FedBABU",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+}
 # Results that differ only by seed agree in these fields.
 _SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings", "precision")
 
@@ -44,7 +55,7 @@ class MethodCost(NamedTuple):
     @property
     def title(self) -> str:
         """The method's title."""
-        return TITLES.get(self.method, self.method)
+        return NAMES.get(self.method, self.method)
 
     def title_among(self, others: Sequence[MethodCost]) -> str:
         """The method's title, with the settings in which rows of the same method differ."""
@@ -178,7 +189,7 @@ def short(value: float) -> str:
 
 def _by_federation(rows: Sequence[MethodCost]) -> dict[str, list[MethodCost]]:
     """Return the rows by federation, sorted by data set, number of clients, and the paper's order of methods."""
-    order = list(TITLES)
+    order = list(NAMES)
 
     def place(row: MethodCost) -> tuple[str, int, int]:
         paper_row = order.index(row.method) if row.method in order else len(order)

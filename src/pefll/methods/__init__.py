@@ -10,24 +10,39 @@ from typing import Any
 from pefll.core.arguments import MOST, plain, shown
 from pefll.core.errors import PefllError, unknown
 from pefll.core.plugins import import_name
+from pefll.methods.apfl import APFL
 from pefll.methods.contract import BaseMethod, Method, Problem
+from pefll.methods.ditto import Ditto
 from pefll.methods.fedavg import FedAvg
+from pefll.methods.fedbabu import FedBABU
+from pefll.methods.fedper import FedPer
+from pefll.methods.fedprox import FedProx
 from pefll.methods.fedrep import FedRep
 from pefll.methods.knn_per import KNNPer
+from pefll.methods.lg_fedavg import LGFedAvg
 from pefll.methods.local import Local
+from pefll.methods.odpfl_hn import ODPFLHN
 from pefll.methods.pefll import PeFLL
 from pefll.methods.pefll_plus import PeFLLPlus
 from pefll.methods.pefll_prior import PeFLLPrior
 from pefll.methods.per_fedavg import PerFedAvg
 from pefll.methods.pfedhn import PFedHN
 from pefll.methods.pfedme import PFedMe
+from pefll.methods.scaffold import Scaffold
 
 __all__ = [
+    "APFL",
     "METHODS",
+    "ODPFLHN",
     "BaseMethod",
+    "Ditto",
     "FedAvg",
+    "FedBABU",
+    "FedPer",
+    "FedProx",
     "FedRep",
     "KNNPer",
+    "LGFedAvg",
     "Local",
     "PFedHN",
     "PFedMe",
@@ -36,6 +51,7 @@ __all__ = [
     "PeFLLPrior",
     "PerFedAvg",
     "Problem",
+    "Scaffold",
     "build_method",
     "hyperparameters",
     "method_class",
@@ -49,12 +65,20 @@ METHODS: dict[str, Callable[..., Method[Any]]] = {
     "pefll": PeFLL,
     "pefll-prior": PeFLLPrior,
     "pefll-plus": PeFLLPlus,
+    "odpfl-hn": ODPFLHN,
     "pfedhn": PFedHN,
     "knn-per": KNNPer,
     "pfedme": PFedMe,
+    "ditto": Ditto,
+    "apfl": APFL,
     "fedrep": FedRep,
+    "fedper": FedPer,
+    "lg-fedavg": LGFedAvg,
+    "fedbabu": FedBABU,
     "per-fedavg": PerFedAvg,
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
     "local": Local,
 }
 

@@ -103,6 +103,7 @@ class Problem:
         num_clients: number of all clients of the federation; the default size of PeFLL's descriptor depends on it.
         tokens: whether samples are tokens.
         task: defines loss and metrics of the model's output; classification by default.
+        num_seen: number of clients that take part in training; 0 for all.
     """
 
     model: Network
@@ -111,8 +112,11 @@ class Problem:
     num_clients: int
     tokens: bool = False
     task: Task = None  # type: ignore[assignment]
+    num_seen: int = 0
 
     def __post_init__(self) -> None:
+        if not self.num_seen:
+            object.__setattr__(self, "num_seen", self.num_clients)
         if self.task is None:
             object.__setattr__(self, "task", Classification(self.classes))
 

@@ -13,7 +13,7 @@ from pefll.data.federation import TRAIN
 from pefll.methods.averaging import mean
 from pefll.methods.contract import BaseMethod, ClientState, Cohort, check_kept, client_state, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss
-from pefll.models.head import Head, NoHead
+from pefll.models.head import Head, NoHead, head_of
 
 
 class Server(NamedTuple):
@@ -83,9 +83,7 @@ class FedRep(BaseMethod):
     @cached_property
     def parts(self) -> Head | NoHead:
         """The object that splits a model into body and head."""
-        if self.head == "none":
-            return NoHead(self.problem.model)
-        return Head(self.problem.model, None if self.head == "auto" else self.head)
+        return head_of(self.problem.model, self.head)
 
     @property
     def local_epochs(self) -> int:

@@ -153,3 +153,20 @@ def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size:
             code="PEFLL-N036",
         )
     return EMBEDDINGS[name](input_shape, classes, size)
+
+
+def build_encoder(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
+    """Return an embedding network that reads no labels, by name; PefllError if the network reads them.
+
+    `"auto"` gives convnet-unlabeled for images, mlp-unlabeled for features and lstm-unlabeled for tokens.
+    """
+    if name == "auto":
+        kind = "lstm" if tokens else "convnet" if _is_image(input_shape) else "mlp"
+        name = f"{kind}-unlabeled"
+    encoder = build_embedding(name, input_shape, classes, size, tokens)
+    if encoder.uses_labels:
+        raise PefllError(
+            f"the embedding network {name!r} reads labels, which an encoder of unlabelled samples must not; use 'auto'",
+            code="PEFLL-N570",
+        )
+    return encoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,28 @@ from pefll.models.network import Network
 from pefll.models.tracing import Tracer
 
 T = TypeVar("T")
+
+
+class Parts(Protocol):
+    """Splits a model's flat vector [D] into two parts.
+
+    Attributes:
+        size: number of parameters of the second part.
+    """
+
+    size: int
+
+    def split(self, theta: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Return the two parts of a model [D]."""
+        ...
+
+    def join(self, first: Tensor, second: Tensor, /) -> Tensor:
+        """Return the model [D] that consists of two parts."""
+        ...
+
+    def values(self, first: Tensor, second: Tensor, /) -> dict[str, Tensor]:
+        """Return the parameters by name, so that the parts can be differentiated separately."""
+        ...
 
 
 class Head:
@@ -103,6 +125,38 @@ class NoHead:
         """Return the parameters of the body [D] by name."""
         del head
         return self._network.unflatten(body)
+
+
+class HeadFirst:
+    """The interface of `Head` with the head as the first part, and the body as the second."""
+
+    def __init__(self, network: Network, parts: Parts) -> None:
+        self._parts, self.size = parts, network.size - parts.size
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return head [h] and body [B] of a model [D]."""
+        body, head = self._parts.split(theta)
+        return head, body
+
+    def join(self, head: Tensor, body: Tensor) -> Tensor:
+        """Return the model [D] that consists of a head [h] and a body [B]."""
+        return self._parts.join(body, head)
+
+    def values(self, head: Tensor, body: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of head [h] and body [B] by name."""
+        return self._parts.values(body, head)
+
+
+def head_of(network: Network, layer: str) -> Head | NoHead:
+    """Return the object that splits the models of a network into body and head.
+
+    Args:
+        network: the model.
+        layer: auto for the last linear layer, none for no head, or the name of a layer.
+    """
+    if layer == "none":
+        return NoHead(network)
+    return Head(network, None if layer == "auto" else layer)
 
 
 def last_linear(module: nn.Module) -> str:

@@ -38,7 +38,7 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         weights=network.size,
         probe=probe(network, shape, tokens),
     )
-    return Problem(network, shape, classes, federation.num_clients, tokens), spec
+    return Problem(network, shape, classes, federation.num_clients, tokens, num_seen=federation.num_seen), spec
 
 
 def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -92,7 +92,8 @@ class Subject:
         """Return the method for a federation."""
         data = federation or self.federation
         model = Network(MLP(data.input_shape, data.classes))
-        return build_method(self.name, Problem(model, data.input_shape, data.classes, data.num_clients), self.settings)
+        problem = Problem(model, data.input_shape, data.classes, data.num_clients, num_seen=data.num_seen)
+        return build_method(self.name, problem, self.settings)
 
     def engine(
         self,

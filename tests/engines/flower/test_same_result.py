@@ -14,8 +14,10 @@ from pefll.engines.serial import SerialEngine
 from pefll.methods import METHODS
 from pefll.training.evaluation import client_scores
 from tests.engines.flower.federations import PER_ROUND, SEED, flower_state, serial_state, setting, sha256
+from tests.engines.test_engines import slow_beyond_the_paper
 
-KEEP = ("pfedme", "fedrep")  # their clients keep a part of what a simulation has in the server's state
+# Their clients keep a part of what a simulation has in the server's state.
+KEEP = ("pfedme", "fedrep", "scaffold", "ditto", "apfl", "fedper", "lg-fedavg")
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 
 
@@ -55,7 +57,7 @@ def test_float64_too(tmp_path):
     assert sha256(state) == sha256(serial)
 
 
-@every_method
+@slow_beyond_the_paper("method")  # `real_clients_can_run_it` is the faster one
 def test_scores_are_the_same_too(method, tmp_path):
     here = setting(tmp_path, method)
     state, _ = flower_state(here)
