@@ -38,6 +38,7 @@ from pefll.methods import (
     PFedHN,
     PFedMe,
 )
+from pefll.runs.halves import Embedder, Generator
 from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
 from pefll.training.callbacks import Callback, EarlyStopping
@@ -58,10 +59,12 @@ __all__ = [
     "ClientsFailed",
     "Cost",
     "EarlyStopping",
+    "Embedder",
     "Evaluation",
     "FedAvg",
     "FedRep",
     "Federation",
+    "Generator",
     "KNNPer",
     "Local",
     "PFedHN",
