@@ -15,6 +15,7 @@ import pefll
 from pefll.core.errors import PefllError
 from pefll.runs import halves, modelfile
 from tests.at_once import both
+from tests.test_documents import ROOT, python_of
 
 SMALL = {"rounds": 2, "clients_per_round": 2, "local_steps": 1, "processes": 1}
 OWN = "tests.test_halves:Own"
@@ -239,3 +240,14 @@ def test_the_file_of_a_model_of_your_own(tmp_path):
         pefll.Generator.load(tmp_path / "s", model=nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))
     (model,) = pefll.Generator.load(tmp_path / "s", model=module).generate(v[None])
     assert same(model, trained.personalize(x[:9], y[:9]))
+
+
+def test_the_example_of_a_product(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = python_of(ROOT / "docs" / "product.md", "pefll.Embedder.load")
+    assert sum(1 for line in code.splitlines() if line) <= 15
+    names = {}
+    exec(code.replace("rounds=100", "rounds=2, model='tiny', local_steps=1, clients_per_round=2, processes=1"), names)
+    samples, model = names["samples"], names["model"]
+    assert same(model, names["run"].personalize(samples.x[:20], samples.y[:20]))
+    assert capsys.readouterr().out == f"{model.predict(samples.x[:5])}\n"
