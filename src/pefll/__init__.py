@@ -43,6 +43,7 @@ from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
 from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
+from pefll.training.client_models import Predictions
 from pefll.training.cost import Cost, cost_of_new_client
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
@@ -75,6 +76,7 @@ __all__ = [
     "PefllError",
     "PerFedAvg",
     "PersonalModel",
+    "Predictions",
     "Run",
     "RunsFailed",
     "Samples",

@@ -38,7 +38,6 @@ from pefll.methods import typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
 from pefll.models.check import probe
-from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
@@ -48,7 +47,16 @@ from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_clie
 from pefll.runs.personal import PersonalModel, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model
 from pefll.runs.progress import check_progress, restore
-from pefll.runs.record import RunFolder, last_round, rounds_of
+from pefll.runs.record import GROUPS, RunFolder, last_round, rounds_of
+from pefll.tasks import Classification
+from pefll.training.client_models import (
+    Predictions,
+    client_models,
+    data_frame,
+    numbers_of,
+    personal_model,
+    predictions_of,
+)
 from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
 from pefll.training.summary import counting
 
@@ -171,6 +179,25 @@ class Run:
     ) -> list[ClientScore]:
         """Return each client's own score, seen clients first; see `evaluate`."""
         number = split_number(split)
+        data = self._data(federation, console)
+        config = self.config
+        hardware = pick_hardware(self.method.problem, config.device, config.engine, config.precision, config.processes)
+        with (
+            open_engine(hardware, data, self.method, config.seed, 0) as engine,
+            queue_of(engine).turn(),
+            monitor(console, "evaluating", data.num_clients) as watch,
+        ):
+            server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
+            everyone = np.arange(data.num_clients)
+            sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
+        scores = []
+        for client, (samples, correct, masked, loss) in enumerate(sums):
+            name, seen = data.name_of(client), client < data.num_seen
+            scores.append(ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss)))
+        return scores
+
+    def _data(self, federation: Federation | None, console: Console | None) -> Federation:
+        """Return a federation, by default that of the run; PefllError if it does not fit the run's models."""
         if federation is not None:
             check_is_federation(federation)
         data = federation or self.federation or federation_of(self.config, console)
@@ -187,21 +214,56 @@ class Run:
             and federation.fingerprint() != self.config.data_sha256
         ):
             data = dataclasses.replace(federation, num_seen=0)  # no client here took part in training
-        config = self.config
-        hardware = pick_hardware(self.method.problem, config.device, config.engine, config.precision, config.processes)
-        with (
-            open_engine(hardware, data, self.method, config.seed, 0) as engine,
-            queue_of(engine).turn(),
-            monitor(console, "evaluating", data.num_clients) as watch,
-        ):
-            server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
-            everyone = np.arange(data.num_clients)
-            sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
-        scores = []
-        for client, (samples, correct, masked, loss) in enumerate(sums):
-            name, seen = data.name_of(client), client < data.num_seen
-            scores.append(ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss)))
-        return scores
+        return data
+
+    def model_of(self, client: int | str, federation: Federation | None = None) -> PersonalModel:
+        """Return the personal model of a client of the federation, as `evaluate` scores it on a CPU.
+
+        A seen client uses what it and the server kept of it in training, such as its head or its embedding.
+
+        Args:
+            client: the client's number in the federation, or its name in the data as a text.
+            federation: as in `evaluate`.
+        """
+        data = self._data(federation, None)
+        (model,) = client_models(
+            self.method, self.server, self.config, self.model_spec, data, numbers_of(data, [client])
+        )
+        return model
+
+    def predictions(
+        self,
+        clients: Any = None,
+        split: str = "test",
+        federation: Federation | None = None,
+        console: Console | None = None,
+    ) -> Predictions:
+        """Return the predictions of clients' personal models for each of their own samples; see `model_of`.
+
+        Args:
+            clients: a client, or a list of clients; None for all.
+            split: train, validation or test.
+            federation: as in `evaluate`.
+            console: shows progress; None for silence.
+        """
+        number, data = split_number(split), self._data(federation, console)
+        chosen = numbers_of(data, clients)
+        models = client_models(self.method, self.server, self.config, self.model_spec, data, chosen)
+        classifies = isinstance(self.method.problem.task, Classification)
+        with monitor(console, "predicting", len(chosen)) as watch, closing(models):
+            return predictions_of(models, data, chosen, number, classifies=classifies, watch=watch)
+
+    def history_frame(self) -> Any:
+        """Return `history` as a pandas data frame: a row for each evaluation, with columns such as `seen_per_sample`.
+
+        A group without samples has missing values.
+        """
+        rows = []
+        for row in self.history:
+            groups = {name: value for name, value in row.items() if isinstance(value, dict)}
+            measures = {f"{group}_{name}": value for group, values in groups.items() for name, value in values.items()}
+            rows.append({name: value for name, value in row.items() if name not in (*groups, *GROUPS)} | measures)
+        return data_frame(rows)
 
     @property
     def columns(self) -> Columns:
@@ -228,11 +290,7 @@ class Run:
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
             theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
-            # The models of some methods are more than a network with weights.
-            make = getattr(self.method, "personal_module", None)
-            module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
-        neighbours = module.settings if isinstance(module, NeighbourModel) else None
-        return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours))
+            return personal_model(self.method, cohort, theta, spec)
 
     def embedder(self) -> Embedder:
         """Return the client's half of the run, which turns a client's samples into a descriptor.
