@@ -38,6 +38,7 @@ from pefll.methods import (
     PFedHN,
     PFedMe,
 )
+from pefll.report.comparison import Comparison, compare
 from pefll.runs.halves import Embedder, Generator
 from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
@@ -58,6 +59,7 @@ __all__ = [
     "Callback",
     "Classification",
     "ClientsFailed",
+    "Comparison",
     "Cost",
     "EarlyStopping",
     "Embedder",
@@ -86,6 +88,7 @@ __all__ = [
     "__version__",
     "by_class",
     "check_method",
+    "compare",
     "cost_of_new_client",
     "dirichlet",
     "federation_from_arrays",

@@ -39,6 +39,7 @@ CLASSES = (
 MARKERS = ("o", "^", "s", "v", "D", "X")
 SEEN, UNSEEN = "#0072B2", "#D55E00"
 INK, FAINT = "#333333", "#8a8a8a"
+FORMATS = ("png", "pdf", "svg")
 MOST_SHOWN = 60
 MOST_DOTS = 3_000
 MOST_LETTERS = 160  # in one line across the picture
