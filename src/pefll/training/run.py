@@ -256,13 +256,16 @@ class Run:
     def history_frame(self) -> Any:
         """Return `history` as a pandas data frame: a row for each evaluation, with columns such as `seen_per_sample`.
 
-        A group without samples has missing values.
+        A group that was not evaluated has missing values.
         """
+        scores = [row[group] for row in self.history for group in GROUPS if row.get(group)]
+        measures = list(dict.fromkeys(name for score in scores for name in score))
         rows = []
         for row in self.history:
-            groups = {name: value for name, value in row.items() if isinstance(value, dict)}
-            measures = {f"{group}_{name}": value for group, values in groups.items() for name, value in values.items()}
-            rows.append({name: value for name, value in row.items() if name not in (*groups, *GROUPS)} | measures)
+            of_groups = {
+                f"{group}_{name}": (row.get(group) or {}).get(name, math.nan) for group in GROUPS for name in measures
+            }
+            rows.append({name: value for name, value in row.items() if name not in GROUPS} | of_groups)
         return data_frame(rows)
 
     @property
