@@ -156,6 +156,9 @@ def test_what_is_no_descriptor(run):
     ):
         with pytest.raises(PefllError, match=code):
             run.generator().each(value)
+    for huge in (1e300, 1e38):
+        with pytest.raises(PefllError, match="PEFLL-T629"):
+            run.generate(huge * (good + 1))
     with pytest.raises(PefllError, match="PEFLL-T122"):
         run.embedder().describe(np.zeros((3, 6)))
 
@@ -165,6 +168,10 @@ def test_files_that_cannot_be_used(run, files, tmp_path):
     with pytest.raises(PefllError, match="PEFLL-R620"):
         run.embedder().save(client)
     run.embedder().save(client, overwrite=True)
+    diverged = {name: value * torch.nan for name, value in run.embedder().tensors.items()}
+    with pytest.raises(PefllError, match="PEFLL-M624"):
+        dataclasses.replace(run.embedder(), tensors=diverged).save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     with pytest.raises(PefllError, match="PEFLL-R621"):
         pefll.Embedder.load(tmp_path / "nowhere")
     for load, path, other in ((pefll.Embedder.load, client, server), (pefll.Generator.load, server, client)):

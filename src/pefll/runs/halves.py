@@ -192,6 +192,12 @@ class Generator:
         with _as_an_engine(), torch.no_grad():
             v = torch.tensor(row, dtype=dtype_of(self.origin.precision))[None]
             theta = halves_of(self.method).generate_with(self.tensors, v)
+            if not bool(theta.isfinite().all()):
+                raise PefllError(
+                    f"a descriptor with values up to {np.abs(row).max():.3g} gives a model with NaN or infinite "
+                    "weights; the client must send it again",
+                    code="PEFLL-T629",
+                )
             module = self.method.problem.model.with_parameters(theta[0])
         return PersonalModel(module.eval(), dataclasses.replace(self.spec, neighbours=None))
 
@@ -301,6 +307,11 @@ def _save(half: Embedder | Generator, path: Path | str, kind: modelfile.Kind, ov
             f"{path} is there already: choose another name, or replace it with {argument('overwrite', True)}",
             code="PEFLL-R620",
         )
+    if bad := _not_finite(half.tensors):
+        raise PefllError(
+            f"cannot save {path}: its {bad} has NaN or infinite values, because the run has diverged; train it anew",
+            code="PEFLL-M624",
+        )
     spec = json.dumps(half.spec.to_json())
     try:
         ModelSpec.from_json(json.loads(spec))
@@ -369,6 +380,11 @@ def _read(
             code="PEFLL-M622",
         )
     tensors = modelfile.read_tensors(path, header)
-    if bad := [key for key, value in tensors.items() if not bool(value.isfinite().all())]:
-        raise modelfile.damaged(path, f"its {bad[0]} has NaN or infinite values", "PEFLL-M623", header.kind)
+    if bad := _not_finite(tensors):
+        raise modelfile.damaged(path, f"its {bad} has NaN or infinite values", "PEFLL-M623", header.kind)
     return {key: aligned(value) for key, value in tensors.items()}
+
+
+def _not_finite(tensors: dict[str, Tensor]) -> str:
+    """Return the name of the first tensor with a NaN or infinite value; empty if there is none."""
+    return next((name for name, value in tensors.items() if not bool(value.isfinite().all())), "")
