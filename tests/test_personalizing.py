@@ -222,6 +222,48 @@ def test_the_list_of_models_keeps_earlier_clients(trained, tmp_path):
     assert len(list(folder.glob(f"{INDEX}.damaged-*"))) == 3
 
 
+def test_the_manifest_says_what_failed_and_what_is_left(trained, tmp_path, monkeypatch):
+    run, folder, users = load(trained), tmp_path / "models", ["amy", "bob", "eve"]
+    frame = table(users)
+    frame.loc[frame.index[frame.user_id == "bob"][0], "f2"] = np.nan
+    owned = run._owned(frame, None, None)
+    personalize = type(run).personalize
+
+    def stop_at_the_last(self, x, y=None):
+        if np.array_equal(x, owned[-1].x):
+            raise KeyboardInterrupt
+        return personalize(self, x, y)
+
+    monkeypatch.setattr(type(run), "personalize", stop_at_the_last)
+    with pytest.raises(KeyboardInterrupt):
+        write_each(run, owned, folder)
+    found = json.loads((folder / INDEX).read_text())
+    assert [row["user"] for row in found["models"]] == ["amy"]
+    assert [row["user"] for row in found["failed"]] == ["bob"]
+    assert not found["complete"]
+    monkeypatch.undo()
+    assert write_each(run, owned, folder)[:2] == (["eve"], ["amy"])
+    found = json.loads((folder / INDEX).read_text())
+    assert found["complete"]
+    assert found["run"] == {"method": "pefll", "data": "frame", "seed": 0, "rounds": 2}
+    assert {row["user"]: row["bytes"] for row in found["models"]} == {
+        user: (folder / file_name(user)).stat().st_size for user in ("amy", "eve")
+    }
+
+
+def test_a_full_disk_stops_at_once(trained, tmp_path, monkeypatch):
+    run, tries = load(trained), []
+
+    def full(self, path, *, overwrite=False):
+        tries.append(path)
+        raise PefllError("cannot write", code="PEFLL-A102")
+
+    monkeypatch.setattr(PersonalModel, "save", full)
+    with pytest.raises(PefllError, match="PEFLL-A102"):
+        write_each(run, run._owned(table(["amy", "bob"]), None, None), tmp_path / "models")
+    assert len(tries) == 1
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, each):  # noqa: F811
     table([3]).to_csv(tmp_path / "one.csv", index=False)

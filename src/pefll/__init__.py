@@ -46,10 +46,13 @@ from pefll.methods import (
     PFedMe,
     Scaffold,
 )
+from pefll.report.comparison import Comparison, compare
+from pefll.runs.halves import Embedder, Generator
 from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
 from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
+from pefll.training.client_models import Predictions
 from pefll.training.cost import Cost, cost_of_new_client
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
@@ -66,9 +69,11 @@ __all__ = [
     "Callback",
     "Classification",
     "ClientsFailed",
+    "Comparison",
     "Cost",
     "Ditto",
     "EarlyStopping",
+    "Embedder",
     "Evaluation",
     "FedAvg",
     "FedBABU",
@@ -76,6 +81,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "Federation",
+    "Generator",
     "KNNPer",
     "LGFedAvg",
     "Local",
@@ -87,6 +93,7 @@ __all__ = [
     "PefllError",
     "PerFedAvg",
     "PersonalModel",
+    "Predictions",
     "Run",
     "RunsFailed",
     "Samples",
@@ -97,6 +104,7 @@ __all__ = [
     "__version__",
     "by_class",
     "check_method",
+    "compare",
     "cost_of_new_client",
     "dirichlet",
     "federation_from_arrays",

@@ -66,3 +66,18 @@ def test_runs_that_are_damaged(pefll, refused, labelled, client, tmp_path):
     assert "PEFLL-R015" in refused("evaluate", folder)
     (folder / "config.toml").write_text("rouns = 3")
     refused("evaluate", folder, match=r"'rouns'.*PEFLL-A101")
+
+
+def test_show_takes_a_folder_of_runs(pefll, refused, labelled, tmp_path):
+    import shutil
+
+    for name in ("a/one", "b/one", ".hidden"):
+        shutil.copytree(labelled, tmp_path / "runs" / name)
+    said = pefll("show", tmp_path / "runs", "--out", tmp_path / "p", "--format", "svg", "--table", "md,tex, csv")
+    assert said.code == 0
+    assert "a/one" in said.out
+    written = {path.name for path in (tmp_path / "p").iterdir()}
+    assert {"comparison.md", "comparison.tex", "comparison.csv", "curves.svg", "descriptors-b-one.svg"} <= written
+    (tmp_path / "nothing").mkdir()
+    assert "PEFLL-R120" in refused("show", tmp_path / "nothing")
+    assert "PEFLL-A101" in refused("show", labelled, "--table", "xls")

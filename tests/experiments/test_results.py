@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
+import pefll
 from pefll.core.errors import PefllError
 from pefll.experiments.results import collect, markdown_table, read_results
 from pefll.runs.record import RunFolder
@@ -39,6 +41,22 @@ def test_a_finished_run_becomes_one_small_file(tmp_path):
     assert [row["round"] for row in kept["validation"]] == [2, 4]
     assert kept["command"] == ""  # data given in Python is not made again by a command
     assert read_results(tmp_path / "results") == [kept]
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(pefll.PeFLL):
+    """A method with a colon in its name, and a setting with letters that file systems refuse."""
+
+    note: str = ""
+
+
+def test_names_of_files_are_valid_everywhere(tmp_path):
+    method = "tests.experiments.test_results:Own"
+    fit(ragged(), method, rounds=1, local_steps=1, clients_per_round=2, note='a/b:c*"?', out=tmp_path / "run")
+    path = collect(RunFolder(tmp_path / "run"), tmp_path / "results")
+    assert path.parent == tmp_path / "results"
+    assert path.name == "arrays-tests.experiments.test_results_Own-n8-local_steps_1-note_a_b_c_-seed0.json"
+    assert collect(RunFolder(tmp_path / "run"), tmp_path / "results") == path
 
 
 def test_a_result_of_another_run_is_never_overwritten(tmp_path):

@@ -97,11 +97,14 @@ def make_run(tmp_path: Path) -> MakeRun:
     return make
 
 
-def write_descriptors(folder: RunFolder, n: int = 40, classes: int = 5, unseen: int = 4) -> None:
+def write_descriptors(
+    folder: RunFolder, n: int = 40, classes: int = 5, unseen: int = 4, names: tuple[str, ...] = ()
+) -> None:
     random = np.random.default_rng(0)
     histograms = np.array([random.multinomial(100, p) for p in random.dirichlet([0.3] * classes, size=n)])
     v = (histograms / 100) @ random.normal(size=(classes, 7)) + 0.01 * random.normal(size=(n, 7))
-    np.savez(folder.descriptors_file, descriptors=v, histograms=histograms, seen=np.arange(n) < n - unseen)
+    named = {"class_names": np.array(names, dtype=str)} if names else {}
+    np.savez(folder.descriptors_file, descriptors=v, histograms=histograms, seen=np.arange(n) < n - unseen, **named)
 
 
 @pytest.fixture

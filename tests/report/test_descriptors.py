@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import pefll
 from pefll.core.errors import PefllError
 from pefll.report.descriptors import (
     Descriptors,
@@ -15,6 +16,7 @@ from pefll.report.descriptors import (
     read_descriptors,
     spearman,
 )
+from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, write_descriptors
 
@@ -159,3 +161,15 @@ def test_a_cut_off_file_is_one_sentence(make_run: MakeRun, cut: int) -> None:
     folder.descriptors_file.write_bytes(folder.descriptors_file.read_bytes()[:cut])
     with pytest.raises(PefllError, match="PEFLL-O003"):
         read_descriptors(folder)
+
+
+def test_a_run_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
+    y = np.array(["ant", "bee", "cat"] * 20)
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    federation = pefll.federation_from_arrays(x, y, np.arange(60) // 10)
+    settings = {"rounds": 1, "local_steps": 1, "clients_per_round": 2, "processes": 1, "model": "tiny"}
+    pefll.fit(federation, **settings, out=tmp_path / "run")
+    assert read_descriptors(RunFolder(tmp_path / "run")).class_names == ("ant", "bee", "cat")
+    numbers = pefll.federation_from_arrays(x, np.arange(60) % 3, np.arange(60) // 10)
+    pefll.fit(numbers, **settings, out=tmp_path / "numbers")
+    assert read_descriptors(RunFolder(tmp_path / "numbers")).class_names == ()

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from pefll.core.errors import PefllError
@@ -23,6 +24,7 @@ from pefll.report.plots import (
     UNSEEN,
     _apart,
     _draw_sizes,
+    _kinds,
     _sample_clients,
     curves,
     descriptor_map,
@@ -143,6 +145,92 @@ def test_descriptor_map_shows_classes_seen_and_unseen(make_run: MakeRun, tmp_pat
     assert pixels(out, "#000000") < with_frames / 2, "unseen clients have black edges"
 
 
+def test_descriptor_map_names_classes(make_run: MakeRun, tmp_path: Path) -> None:
+    folder, out = make_run(), tmp_path / "map.svg"
+    write_descriptors(folder, names=("ant", "bee", "cat", "dog", "eel & <x>"))
+    descriptor_map(folder, out)
+    main = np.load(folder.descriptors_file)["histograms"].argmax(axis=1)
+    for k, name in enumerate(("ant", "bee", "cat", "dog")):
+        assert (f"<!-- {name} -->" in out.read_text()) == bool((main == k).any())
+    write_descriptors(folder, names=("one", "too", "few"))
+    with pytest.raises(PefllError, match="PEFLL-O622"):
+        descriptor_map(folder, out)
+
+
+def test_rare_ones_of_many_classes_are_one_kind() -> None:
+    main = np.array([7] * 5 + [3] * 4 + list(range(20, 40)))
+    kinds = _kinds(np.eye(100)[main], [f"class {k}" for k in range(100)])
+    assert kinds.names[:2] == ["class 7", "class 3"]
+    assert kinds.names[-1] == "11 other classes"
+    assert len(set(kinds.colours)) == len(kinds.names) == len(CLASSES)
+    assert kinds.of_client.tolist() == [0] * 5 + [1] * 4 + list(range(2, 11)) + [11] * 11
+    few = _kinds(np.eye(3)[[0, 2]], ())
+    assert (few.names, few.of_client.tolist()) == (["0", "1", "2"], [0, 2])
+
+
+def test_where_clients_overlap_their_density_is_drawn(make_run: MakeRun, tmp_path: Path) -> None:
+    folder, random, n = make_run(), np.random.default_rng(0), 2000
+    main = random.integers(0, 2, n)
+    v = 0.1 * random.normal(size=(n, 3)) + 4 * np.eye(3)[main]
+    seen = np.arange(n) < n - 5
+    np.savez(folder.descriptors_file, descriptors=v, histograms=np.eye(2, dtype=int)[main], seen=seen)
+    descriptor_map(folder, tmp_path / "map.svg")
+    text = (tmp_path / "map.svg").read_text()
+    assert "(darker: more" in text
+    assert text.count("<use") < 1500, "no mark for each client"
+    descriptor_map(folder, tmp_path / "map.png")
+    shades = [pixels(tmp_path / "map.png", CLASSES[k], alpha) for k in (0, 1) for alpha in (0.3, 1.0)]
+    assert min(shades) > 20, "both groups, from one client to many"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are drawn."""
+    drawn = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **more: drawn.append(self) or savefig(self, *args, **more)
+    )
+    return drawn
+
+
+@pytest.mark.parametrize("n", [10, 2000])
+def test_every_axis_and_picture_says_what_it_shows(
+    make_run: MakeRun, tmp_path: Path, figures: list[Figure], n: int
+) -> None:
+    folder, histograms = make_run(), np.random.default_rng(0).integers(1, 60, (n, 30))
+    write_descriptors(folder, n, 30, 3)
+    curves([folder], tmp_path / "c.svg")
+    descriptor_map(folder, tmp_path / "d.svg")
+    federation_picture(histograms, n - 3, tmp_path / "f.svg")
+    federation_picture(histograms[:, :5], n - 3, tmp_path / "f.svg")
+    assert len(figures) == 4
+    for figure in figures:
+        for axes in figure.axes:
+            shared = axes in figure.axes[1:] and figure is figures[0]  # the second panel has the first one's y axis
+            is_bar = axes.get_label() == "<colorbar>"
+            assert axes.get_ylabel() or shared
+            assert axes.get_xlabel() or is_bar
+            assert axes.get_title(loc="left") or is_bar
+
+
+def test_skewed_counts_have_log_axes(make_run: MakeRun, tmp_path: Path, figures: list[Figure]) -> None:
+    sizes = np.concatenate([np.arange(3, 40), [900, 2000]])
+    for histograms, kind in ((sizes[:, None], "log"), (sizes[:37, None], "linear")):
+        federation_picture(histograms, len(histograms), tmp_path / "f.svg")
+        axes = figures[-1].axes[1]
+        assert axes.get_xscale() == kind
+        assert sum(bar.get_height() for bar in axes.patches) == len(histograms), "nobody is left out"
+    runs = [make_run("a"), make_run("b", method="fedavg"), make_run("silent", method="local", evaluations=0)]
+    for method, factor in (("knn-per", 2), ("pfedhn", 50)):
+        more = make_run(method, method=method, evaluations=0)
+        for one in runs[0].history():
+            more.append_history(one | {"bytes_down": factor * one["bytes_down"]})
+        runs.append(more)
+        curves(runs, tmp_path / "c.svg")
+        assert figures[-1].axes[1].get_xscale() == ("log" if factor == 50 else "linear")
+
+
 def as_seen(colours: Sequence[str], eyes: Sequence[Sequence[float]]) -> np.ndarray:
     """Colours in OKLab, where distances are differences as people see them, [n, 3]; eyes act on linear RGB."""
     rgb = np.array([to_rgb(colour) for colour in colours])
@@ -207,8 +295,6 @@ def test_federation_picture_of_equal_clients_and_of_one(tmp_path: Path) -> None:
 
 
 def test_sizes_have_a_bar_per_number_where_they_are_few() -> None:
-    from matplotlib.figure import Figure
-
     axes = Figure().subplots()
     _draw_sizes(axes, np.array([37, 38, 38, 39, 39, 39, 40]), num_seen=5)
     heights = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 4)

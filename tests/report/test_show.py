@@ -34,7 +34,7 @@ def test_several_runs_into_another_folder(make_run: MakeRun, console: Console, t
     ]
     out = tmp_path / "out"
     written = show([folder.path for folder in folders], out, console)
-    names = ["curves.png", "descriptors-run-1.png", "descriptors-run-2.png", "descriptors-last.png"]
+    names = ["curves.png", "descriptors-x-run.png", "descriptors-y-run.png", "descriptors-last.png"]
     assert written == [out / name for name in names]
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
     text = console.export_text()

@@ -6,7 +6,7 @@ import statistics
 import pytest
 from rich.console import Console
 
-from pefll.report.runs import read_runs
+from pefll.report.runs import differences_of, read_runs
 from pefll.report.table import costs_table, duration, grouped_table, percent, runs_table
 
 from .conftest import MakeRun, printed
@@ -22,6 +22,19 @@ def test_a_finished_run_shows_its_test_accuracies(make_run: MakeRun, console: Co
     cells = re.split(r"\s{2,}", line_of(text, "mine").strip())
     assert cells == ["mine", "pefll", "90", "81.2 / 70.0", "76.2 / 65.0", "83.2 / 72.0", "51.2 / 40.0"]
     assert "not finished" not in text
+
+
+def test_runs_are_named_by_what_differs(make_run: MakeRun, console: Console) -> None:
+    folders = [
+        make_run("x/one", settings={"lr": 0.1}, seed=1),
+        make_run("x/two", settings={"lr": 0.1}, seed=2),
+        make_run("y/one", settings={"lr": 0.2}),
+        make_run("other", method="fedavg"),
+    ]
+    assert differences_of(read_runs(folders)) == ["lr 0.1, seed 1", "lr 0.1, seed 2", "lr 0.2", "other"]
+    assert "lr 0.2  " in printed(console, runs_table(read_runs(folders)))
+    twice = [folders[3], make_run("z/other", method="fedavg")]
+    assert differences_of(read_runs(twice)) == ["other", "z/other"], "only the folders differ"
 
 
 def test_an_unfinished_run_shows_marked_validation_accuracy(make_run: MakeRun, console: Console) -> None:
@@ -92,7 +105,7 @@ def test_readable_at_80_columns(make_run: MakeRun, console: Console, make_table:
     text = printed(console, make_table(read_runs(folders)))  # type: ignore[operator]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "…" not in text, "a cut number"
-    if make_table is not grouped_table:
+    if make_table is costs_table:
         flat = re.sub(r"\s", "", text)
         assert "[1]" in flat, "square brackets are not markup"
 

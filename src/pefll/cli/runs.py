@@ -9,7 +9,7 @@ import typer
 
 from pefll.cli.console import out
 from pefll.core.errors import PefllError
-from pefll.runs.record import run_folders
+from pefll.runs.record import run_folders, runs_below
 
 app = typer.Typer(
     no_args_is_help=True, help="Keep the results of finished runs as small files, and make tables of them."
@@ -17,18 +17,40 @@ app = typer.Typer(
 
 
 def show(
-    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of several seeds.", metavar="RUN...")],
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders with runs in them.", metavar="RUN...")],
     folder: Annotated[
-        Path | None, typer.Option("--out", help="The folder for pictures. [default: the first run's folder]")
+        Path | None, typer.Option("--out", help="The folder for pictures and tables. [default: the first RUN]")
     ] = None,
+    formats: Annotated[
+        str, typer.Option("--format", help="Formats of the pictures: png, pdf, svg; or several.")
+    ] = "png",
+    tables: Annotated[
+        str, typer.Option("--table", help="Also write comparison.md, .tex and .csv: formats, such as md,tex,csv.")
+    ] = "",
+    measures: Annotated[
+        str,
+        typer.Option(
+            "--measure", help="What --table compares: per_sample, per_client, masked, worst_tenth; or several."
+        ),
+    ] = "per_sample",
 ) -> None:
     """Compare runs: tables of accuracies, learning curves, and a map of client descriptors.
 
-    For example: `pefll show runs/c10 runs/c10-fedavg --out pictures`
+    For example:
+
+    - `pefll show runs/c10 runs/c10-fedavg --out pictures`
+
+    - `pefll show runs --out paper --format pdf,svg --table tex,csv`
     """
     from pefll.report import show as show_runs
 
-    show_runs([each.path for path in paths for each in run_folders(path)], folder or paths[0], out)
+    folders = [each.path for path in paths for each in runs_below(path)]
+    show_runs(folders, folder or paths[0], out, *map(_listed, (formats, tables, measures)))
+
+
+def _listed(text: str) -> list[str]:
+    """Return the names in a text that are separated by commas, each once."""
+    return list(dict.fromkeys(filter(None, (name.strip() for name in text.split(",")))))
 
 
 @app.command("add")

@@ -11,10 +11,10 @@ import numpy as np
 
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.experiments.results import Result, accuracies
-from pefll.experiments.significance import Difference, Pair, paired_bootstrap
 from pefll.experiments.table1 import OURS, PAPER, TITLES, Cell
 from pefll.report import mean_and_std
 from pefll.report.runs import MISSING
+from pefll.report.significance import Difference, Pair, paired_bootstrap
 from pefll.runs.record import GROUPS
 
 Found = dict[tuple[str, str], list[Result]]  # by the names of row and cell; one per seed, in the order of the seeds

@@ -12,8 +12,8 @@ from pefll.experiments.comparison import Entry, Found
 from pefll.experiments.diverged import DivergedRuns
 from pefll.experiments.experiment import Compared, Experiment, Point, Statement
 from pefll.experiments.results import Result
-from pefll.experiments.significance import Pair, paired_bootstrap
 from pefll.report import mean_and_std
+from pefll.report.significance import Pair, paired_bootstrap
 
 HOLDS, FAILS, OPEN, NOTHING = "holds", "does not hold", "not decided", "no results yet"
 # Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom; the last one also serves for more.

@@ -18,9 +18,9 @@ from pefll.experiments.evidence import NOTHING, Evidence, Gap, Verdict, gap_over
 from pefll.experiments.experiment import Experiment, Row
 from pefll.experiments.pages import markdown_table
 from pefll.experiments.results import Result
-from pefll.experiments.significance import Pair, paired_bootstrap
 from pefll.report import mean_and_std, mean_std_text
 from pefll.report.plots import LINES, drawing
+from pefll.report.significance import Pair, paired_bootstrap
 from pefll.training.callbacks import Callback
 from pefll.training.run import Run
 

@@ -26,6 +26,7 @@ SAME = (
     *("method", "settings", "model", "precision"),
 )
 
+_UNSAFE = re.compile(r"[^\w.-]+")  # what a file name must not have
 _USUAL_MODELS = ("auto", "lenet", "cnn", "mlp", "lstm")  # those that --model auto chooses
 
 
@@ -61,7 +62,8 @@ def collect(
     if summary["model"] not in _USUAL_MODELS:
         name += "-" + re.sub(r"[^\w.]+", "_", summary["model"])
     make_folder(target)
-    path = _place(target, f"{name}-{_changes(folder, summary)}seed{summary['seed']}", summary)
+    # A method of one's own has a colon in its name, and settings may have other letters that file systems refuse.
+    path = _place(target, _UNSAFE.sub("_", f"{name}-{_changes(folder, summary)}seed{summary['seed']}"), summary)
     known = read_json(path).get("measured", {}) if path.exists() else {}
     measured = known | (measured or {})
     write_json(path, summary | {"validation": history} | ({"measured": measured} if measured else {}))

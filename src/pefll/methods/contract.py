@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -239,6 +239,43 @@ class Method(Protocol[State]):
 
     def predict(self, client: Client, theta: Tensor, split: int) -> Score:
         """Score a client's personal model on its own samples."""
+        ...
+
+
+@runtime_checkable
+class TwoHalves(Protocol):
+    """A method that makes a model in two halves: a descriptor on the client, then a model on the server.
+
+    Each half is a dictionary of tensors, which is all that its machine needs.
+    """
+
+    @property
+    def sent_size(self) -> int:
+        """Number of numbers in the descriptor that a client sends."""
+        ...
+
+    def client_half(self, server: Any) -> dict[str, Tensor]:
+        """Return what a client needs for its descriptor."""
+        ...
+
+    def client_half_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `client_half`, without the client's model."""
+        ...
+
+    def server_half(self, server: Any) -> dict[str, Tensor]:
+        """Return what a server needs to make models from descriptors."""
+        ...
+
+    def server_half_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `server_half`."""
+        ...
+
+    def describe_with(self, half: dict[str, Tensor], cohort: Cohort) -> Tensor:
+        """Return the descriptors [c, l] of a cohort's clients, made with the half for clients."""
+        ...
+
+    def generate_with(self, half: dict[str, Tensor], v: Tensor) -> Tensor:
+        """Return models [c, D] for descriptors [c, l], made with the half for servers."""
         ...
 
 

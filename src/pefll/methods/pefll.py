@@ -56,6 +56,13 @@ class Server(NamedTuple):
     average: Eta | optim.NoMean = optim.NoMean()
 
 
+class Standardised(NamedTuple):
+    """How descriptors are standardised: `shift` [] is subtracted from every number, `scale` [] divides it."""
+
+    shift: Tensor
+    scale: Tensor
+
+
 @dataclass(frozen=True)
 class PeFLL(refining.Refining):
     """Algorithms 1 and 2 of the paper; the defaults are the settings behind its results.
@@ -162,7 +169,7 @@ class PeFLL(refining.Refining):
         (batch,) = client.batches("descriptor", self.descriptor_batch or None, steps=1)
         return batch.mean(self.phi(eta_v, batch.x, batch.y))
 
-    def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
+    def generate(self, server: Server | Standardised, eta_h: Parameters, v: Tensor) -> Tensor:
         """Return personal models θ = h(v; η_h), [c, D], for descriptors v [c, l]."""
         return self.h(eta_h, (v - server.shift) / server.scale)
 
@@ -212,3 +219,34 @@ class PeFLL(refining.Refining):
             total = total + batch.sum(self.phi(eta_v, batch.x, batch.y))
             samples = samples + batch.weight.sum()
         return total / samples
+
+    # Algorithm 1 on two machines, each with its own half of the networks.
+
+    @property
+    def sent_size(self) -> int:
+        """Number of numbers in the descriptor that a client sends."""
+        return self.descriptor
+
+    def client_half(self, server: Server) -> dict[str, Tensor]:
+        """Return η_v, with which a client makes its descriptor."""
+        return {"embedder": self.serving(server).embedder}
+
+    def client_half_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `client_half`."""
+        return {"embedder": (self.phi.size,)}
+
+    def server_half(self, server: Server) -> dict[str, Tensor]:
+        """Return η_h, with which the server makes models, and how descriptors are standardised."""
+        return {"hypernetwork": self.serving(server).hypernetwork, "shift": server.shift, "scale": server.scale}
+
+    def server_half_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `server_half`."""
+        return {"hypernetwork": (self.h.size,), "shift": (), "scale": ()}
+
+    def describe_with(self, half: dict[str, Tensor], cohort: Cohort) -> Tensor:
+        """Return the descriptors [c, l] of a cohort's clients."""
+        return cohort.run(self.describe_all, everyone(half["embedder"]))  # type: ignore[no-any-return]
+
+    def generate_with(self, half: dict[str, Tensor], v: Tensor) -> Tensor:
+        """Return models [c, D] for descriptors [c, l]."""
+        return self.generate(Standardised(half["shift"], half["scale"]), half["hypernetwork"], v)

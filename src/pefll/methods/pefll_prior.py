@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.methods.contract import require
-from pefll.methods.pefll import PeFLL, Server
+from pefll.methods.pefll import PeFLL, Server, Standardised
 from pefll.models.head import Head
 from pefll.models.network import Parameters
 
@@ -54,7 +54,12 @@ class PeFLLPrior(PeFLL):
         """Start and end of the output bias in a model's flat vector."""
         return Head(self.problem.model).bias_place()
 
-    def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
+    @property
+    def sent_size(self) -> int:
+        """Number of numbers in the descriptor that a client sends, with its shares of classes."""
+        return self.descriptor + (self.problem.classes if self.histogram else 0)
+
+    def generate(self, server: Server | Standardised, eta_h: Parameters, v: Tensor) -> Tensor:
         """Return h(v; η_h) with τ log(p + ε) added to the output bias, [c, D], for descriptors [c, l + C]."""
         if not self.histogram:
             return super().generate(server, eta_h, v)

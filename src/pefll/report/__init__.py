@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pefll.report.comparison import Comparison, compare
 from pefll.report.federation import print_federation
 from pefll.report.plots import curves, descriptor_map, federation_picture
 from pefll.report.runs import mean_and_std, mean_std_text
 from pefll.report.show import show
 
 __all__ = [
+    "Comparison",
+    "compare",
     "curves",
     "descriptor_map",
     "federation_picture",

@@ -29,6 +29,7 @@ class Descriptors:
     descriptors: Array  # float64 [n, l]
     histograms: Array  # int64 [n, classes], samples per client and class
     seen: Array  # bool [n]
+    class_names: tuple[str, ...] = ()  # one per class; empty if the data has no names, or in files of earlier versions
 
 
 def read_descriptors(folder: RunFolder) -> Descriptors:
@@ -41,7 +42,7 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
         )
     try:
         with open_limited(path, MOST_DESCRIPTORS):
-            arrays = read_npz(path, (), (*_ARRAYS, "run"))
+            arrays = read_npz(path, (), (*_ARRAYS, "run", "class_names"))
         if missing := [name for name in _ARRAYS if name not in arrays]:
             raise PefllError(f"{path} is damaged: it has no {first_few(missing)}", code="PEFLL-O002")
         v = np.asarray(arrays["descriptors"], dtype=np.float64)
@@ -61,7 +62,10 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
         raise PefllError(f"{path} is damaged: descriptors, histograms and seen have shapes {shapes}", code="PEFLL-O004")
     if not np.isfinite(v).all():
         raise PefllError(f"{path}: descriptors have NaN or infinite values; the run has diverged", code="PEFLL-O005")
-    return Descriptors(v, histograms, seen)
+    names = arrays.get("class_names", np.array([], dtype=str))
+    if names.dtype.kind != "U" or names.shape not in ((0,), (histograms.shape[1],)):
+        raise PefllError(f"{path} is damaged: its class_names are not one text per class", code="PEFLL-O622")
+    return Descriptors(v, histograms, seen, tuple(names.tolist()))
 
 
 def principal_plane(points: Array) -> tuple[Array, Array]:

@@ -39,8 +39,12 @@ CLASSES = (
 MARKERS = ("o", "^", "s", "v", "D", "X")
 SEEN, UNSEEN = "#0072B2", "#D55E00"
 INK, FAINT = "#333333", "#8a8a8a"
+FORMATS = ("png", "pdf", "svg")
 MOST_SHOWN = 60
 MOST_DOTS = 3_000
+MOST_MARKS = 1_500  # clients with a mark of their own; more of them overlap
+CELLS = 44  # hexagons across a picture
+SKEW = 20  # an axis is logarithmic if its largest value is so many times its smallest
 MOST_LETTERS = 160  # in one line across the picture
 _STYLES: dict[str, Any] = {"seen": "-", "unseen": (0, (3.2, 1.8))}  # line styles
 
@@ -63,6 +67,7 @@ _STYLE: dict[str, Any] = {
     "figure.constrained_layout.w_pad": 0.12,
     "figure.constrained_layout.h_pad": 0.1,
     "savefig.dpi": 160,
+    "pdf.fonttype": 42,  # publishers refuse the default, Type 3
 }
 
 
@@ -85,14 +90,15 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
         panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
             axes.grid(axis="y")
-            axes.set_title("Validation accuracy, %" if by == "rounds" else "Validation accuracy vs. data sent, %")
+            axes.set_title(f"Validation accuracy over {'rounds' if by == 'rounds' else 'data sent'}")
             for curve, colour in zip(found, itertools.cycle(LINES), strict=False):
                 _draw_curve(axes, curve, by, colour)
             axes.set_xlim(left=0)
         panels[0].set_xlabel("round")
+        panels[0].set_ylabel("validation accuracy, %")
         _label_ends(panels[0], found)
         if communicates:
-            _megabyte_axis(panels[1])
+            _megabyte_axis(panels[1], [curve.megabytes[-1] for curve in found])
         _line_legend(figure, found)
         if data := different_data(runs):
             # The warning is printed too, but some readers only see the picture.
@@ -111,15 +117,15 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
     d_v, d_pi = distances(found)
     with drawing(out, (10.5, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        left.set_title(f"Descriptors of {counted(len(plane), 'client')}")
-        _draw_plane(figure, left, plane, found.histograms, found.seen)
+        left.set_title(f"Descriptors of {counted(len(plane), 'client')} in their principal plane")
+        _draw_plane(left, plane, _kinds(found.histograms, found.class_names), found.seen)
         for axis, share, name in zip((left.xaxis, left.yaxis), shares, ("first", "second"), strict=True):
             axis.set_label_text(f"{name} principal direction ({100 * share:.0f}% of variance)")
             axis.set_ticks([])
         correlation = mean_correlation(d_v, d_pi)
         who = "all" if found.seen.all() else "unseen"
         value = f"{correlation:.2f}".replace("-", "−") if np.isfinite(correlation) else "undefined"
-        right.set_title(f"Spearman's rank correlation {value} ({who})")
+        right.set_title(f"Distances of {who} clients to others\n(Spearman's rank correlation {value})")
         _draw_distances(figure, right, d_v.ravel(), d_pi.ravel())
 
 
@@ -146,7 +152,7 @@ def federation_picture(
     with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(3, 1))
         few = f"{len(shown)} of {n:,} clients" if len(shown) < n else counted(n, "client")
-        left.set_title(f"{title}: {few}" if title else few, pad=22)
+        left.set_title(f"Classes of {few}{f', {title}' if title else ''}", pad=22)
         (_draw_bubbles if classes <= 26 else _draw_heat)(figure, left, histograms[shown], shown < num_seen)
         _name_classes(left, classes, class_names)
         _divide(left, int((shown < num_seen).sum()), len(shown))
@@ -283,11 +289,19 @@ def _apart(places: Sequence[float], step: float, low: float, high: float) -> lis
     return out
 
 
-def _megabyte_axis(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter
+def _megabyte_axis(axes: Axes, totals: Sequence[float]) -> None:
+    """Name the axis of data sent; it is logarithmic if one run sends far more than another."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    giga = axes.get_xlim()[1] >= 5_000
-    axes.set_xlabel(f"{'GB' if giga else 'MB'} sent, down and up")
+    sent = [total for total in totals if total > 0]
+    giga = max(sent) >= 5_000
+    unit = f"{'GB' if giga else 'MB'} sent, down and up"
+    if max(sent) >= SKEW * min(sent):
+        axes.set_xscale("log")
+        axes.autoscale(axis="x")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        unit += " (log scale)"
+    axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda mb, _: f"{mb / 1000 if giga else mb:,g}"))
 
 
@@ -306,47 +320,111 @@ def _line_legend(figure: Figure, found: Sequence[_Curve]) -> None:
     figure.legend(handles=entries, loc="outside lower left", ncols=len(entries), labelcolor=INK)
 
 
-def _draw_plane(figure: Figure, axes: Axes, plane: Array, histograms: Array, seen: Array) -> None:
+@dataclass(frozen=True, eq=False)
+class _Kinds:
+    """Kinds of clients by their most frequent class. Rare ones of many classes are one kind."""
+
+    of_client: Array  # int64 [n], index into the lists
+    names: list[str]
+    colours: list[str]
+    markers: list[str]
+
+
+def _kinds(histograms: Array, class_names: Sequence[str]) -> _Kinds:
+    main, classes = histograms.argmax(axis=1), histograms.shape[1]
+    names = [shorten(name, 24, placeholder="…") or "?" for name in class_names or map(str, range(classes))]
+    if classes <= len(CLASSES):
+        return _Kinds(main, names, list(CLASSES[:classes]), [MARKERS[k % len(MARKERS)] for k in range(classes)])
+    times = np.bincount(main, minlength=classes)
+    often = np.argsort(-times, kind="stable")[: len(CLASSES) - 1]
+    often = often[times[often] > 0]
+    place = np.full(classes, len(often))
+    place[often] = np.arange(len(often))
+    rest = int(np.count_nonzero(times)) - len(often)
+    return _Kinds(
+        place[main],
+        [*(names[k] for k in often), f"{counted(rest, 'other class')}"],
+        [*CLASSES[: len(often)], FAINT],
+        [*(MARKERS[k % len(MARKERS)] for k in range(len(often))), "o"],
+    )
+
+
+def _draw_plane(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> None:
     from matplotlib.lines import Line2D
 
-    main, classes = histograms.argmax(axis=1), histograms.shape[1]
-    present = np.unique(main).tolist()
+    axes.set_aspect("equal", adjustable="datalim")  # equal scales keep distances comparable
+    axes.margins(0.06)
+    dense = len(plane) > MOST_MARKS
+    (below, note) = _draw_density(axes, plane, kinds, seen) if dense else (_draw_marks(axes, plane, kinds, seen), "")
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
+    axes.add_artist(axes.legend(handles=below, **place))
+    entries = [
+        Line2D([], [], ls="", mew=0, marker="h" if dense else kinds.markers[k], color=kinds.colours[k], label=name)
+        for k, name in enumerate(kinds.names)
+        if (kinds.of_client == k).any()
+    ]
+    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
+    axes.legend(handles=entries, title=f"most frequent\nclass{note}", alignment="left", **beside)
+
+
+def _draw_marks(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> list[Any]:
+    """Draw a mark for each client, with an edge for unseen ones; return the entries of a legend."""
+    from matplotlib.lines import Line2D
+
     size = float(np.clip(9000 / len(plane), 9, 46))
-    few = classes <= len(CLASSES)
-    shade: dict[str, Any] = {} if few else {"cmap": "viridis", "vmin": 0, "vmax": classes - 1}
     plain: dict[str, Any] = {"s": size, "alpha": 0.85, "linewidths": 0}
     framed: dict[str, Any] = {"s": 1.8 * size + 20, "edgecolors": "black", "linewidths": 1.1}
-    kinds = []
+    entries = []
     for name, group, look in (("seen client", seen, plain), ("unseen client", ~seen, framed)):
         if not group.any():
             continue
-        if few:
-            for k in present:
-                x, y = plane[group & (main == k)].T
-                axes.scatter(x, y, color=CLASSES[k], marker=MARKERS[k % len(MARKERS)], **look)
-        else:
-            x, y = plane[group].T
-            drawn = axes.scatter(x, y, c=main[group], marker="o", **look, **shade)
+        for k in range(len(kinds.names)):
+            x, y = plane[group & (kinds.of_client == k)].T
+            axes.scatter(x, y, color=kinds.colours[k], marker=kinds.markers[k], **look)
         edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
-        kinds.append(Line2D([], [], color=FAINT, ls="", marker="o", ms=6 if look is plain else 8, label=name, **edge))
-    axes.margins(0.06)
-    axes.set_aspect("equal", adjustable="datalim")  # equal scales keep distances comparable
-    below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
-    axes.add_artist(axes.legend(handles=kinds, **below))
-    if few:
-        marks = [(MARKERS[k % len(MARKERS)], CLASSES[k], str(k)) for k in present]
-        entries = [Line2D([], [], marker=m, color=c, label=label, linestyle="", mew=0) for m, c, label in marks]
-        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
-        axes.legend(handles=entries, title="most frequent\nclass", alignment="left", **beside)
-    else:
-        _add_colour_bar(figure, axes, drawn, "most frequent class")
+        entries.append(Line2D([], [], color=FAINT, ls="", marker="o", ms=6 if look is plain else 8, label=name, **edge))
+    return entries
+
+
+def _draw_density(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> tuple[list[Any], str]:
+    """Draw hexagons in the colour of their most frequent kind, darker for more clients, and a dot per unseen client.
+
+    Return the entries of a legend, and a note for the title of the kinds' legend.
+    """
+    from matplotlib.colors import to_rgb
+    from matplotlib.lines import Line2D
+
+    x, y = plane.T
+    wide, high = (max(float(np.ptp(values)), 1e-12) for values in (x, y))
+    # Regular hexagons on axes of equal scale; neighbouring rows are √3/2 of a width apart.
+    grid = (CELLS, max(1, round(CELLS * high / wide / 3**0.5)))
+    counts = axes.hexbin(x, y, gridsize=grid, mincnt=1)
+    many = np.asarray(counts.get_array())
+    counts.remove()
+    most = axes.hexbin(x, y, C=kinds.of_client, gridsize=grid, reduce_C_function=_mode, linewidths=0.2)
+    kind = np.asarray(most.get_array()).astype(int)
+    share = 0.3 + 0.7 * np.log(many) / max(1e-12, float(np.log(many.max())))
+    base = np.array([to_rgb(colour) for colour in kinds.colours])[kind]
+    most.set_array(None)
+    most.set_facecolor(1 - share[:, None] * (1 - base))
+    most.set_edgecolor("face")
+    entries = [Line2D([], [], color=FAINT, ls="", marker="h", ms=8, label="clients")]
+    if not seen.all():
+        axes.scatter(x[~seen], y[~seen], s=3, color="black", linewidths=0, zorder=3)
+        entries.append(Line2D([], [], color="black", ls="", marker="o", ms=2.5, label="unseen client"))
+    return entries, f"\n(darker: more,\nup to {int(many.max()):,} clients)"
+
+
+def _mode(values: Any) -> int:
+    return int(np.bincount(np.asarray(values, dtype=np.int64)).argmax())
 
 
 def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array) -> None:
     axes.set_xlabel("label-distribution distance")
     axes.set_ylabel("descriptor distance")
     if len(d_v) <= MOST_DOTS:
-        axes.scatter(d_pi, d_v, s=12, color=SEEN, alpha=0.35, linewidths=0)
+        few = 1 - len(d_v) / MOST_DOTS
+        axes.scatter(d_pi, d_v, s=12 + 20 * few**8, color=SEEN, alpha=0.35 + 0.4 * few**8, linewidths=0)
     else:
         cells = axes.hexbin(d_pi, d_v, gridsize=34, bins="log", cmap="Blues", mincnt=1, linewidths=0.2)
         _add_colour_bar(figure, axes, cells, "pairs of clients", format="{x:,.0f}")
@@ -383,13 +461,15 @@ def _draw_bubbles(figure: Figure, axes: Axes, histograms: Array, seen: Array) ->
 
 def _draw_heat(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
     del seen
-    from matplotlib.colors import LogNorm
+    from matplotlib import colormaps
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
     table = np.ma.masked_equal(histograms.T, 0)
     # Logarithmic, so that a class with few samples stays visible beside a class with many.
     norm = LogNorm(vmin=1, vmax=max(2.0, float(histograms.max())))
-    image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap="YlGnBu", norm=norm)
-    _add_colour_bar(figure, axes, image, "samples", format="{x:,.0f}")
+    colours = LinearSegmentedColormap.from_list("visible", colormaps["YlGnBu"](np.linspace(0.25, 1, 64)))
+    image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap=colours, norm=norm)
+    _add_colour_bar(figure, axes, image, "samples (log scale)", format="{x:,.0f}")
     axes.set_xlabel("client")
 
 
@@ -417,7 +497,7 @@ def _divide(axes: Axes, seen: int, shown: int) -> None:
 
 
 def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     parts = [sizes[:num_seen], sizes[num_seen:]]
     axes.set_title("Samples per client", pad=22)
@@ -432,7 +512,17 @@ def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_ylabel("clients")
-    # Bin edges lie between integers, so that few different values get one bar each.
-    bins = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
+    spread = f"least {low:,}, median {np.median(sizes):,.0f},\nmost {high:,}"
+    if high >= SKEW * max(1, low):
+        # Edges lie between integers here, too.
+        bins = np.unique(np.floor(np.geomspace(max(1, low), high + 1, 18))) - 0.5
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(f"samples (log scale)\n{spread}")
+    else:
+        # Bin edges lie between integers, so that few different values get one bar each.
+        bins = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
+        axes.set_xlabel(f"samples\n{spread}")
     axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
-    axes.set_xlabel(f"least {sizes.min():,}, median {np.median(sizes):,.0f},\nmost {sizes.max():,}")

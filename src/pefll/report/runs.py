@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -144,29 +145,36 @@ class SeedGroup:
 
 def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     """Group runs that differ only by seed, in the order of their first run; a repeated seed counts once."""
-    members: dict[str, list[StoredRun]] = {}
+    members: dict[str, list[list[StoredRun]]] = {}
+    groups: list[list[StoredRun]] = []
     for run in runs:
-        same = members.setdefault(_identity(run), [])
-        if run.value("seed") is None or run.value("seed") not in [other.value("seed") for other in same]:
+        alike = members.setdefault(_identity(run), [])
+        # Equal settings and seeds may still have different data, for example if a file has changed.
+        same = next((group for group in alike if all(same_data(run, other) for other in group)), None)
+        if same is None:
+            alike.append([run])
+            groups.append(alike[-1])
+        elif run.value("seed") is None or run.value("seed") not in [other.value("seed") for other in same]:
             same.append(run)
-    firsts = [group[0] for group in members.values()]
-    return [SeedGroup(label, group) for label, group in zip(_labels(firsts), members.values(), strict=True)]
+    return [
+        SeedGroup(label, group) for label, group in zip(_labels([group[0] for group in groups]), groups, strict=True)
+    ]
 
 
 def different_data(runs: Sequence[StoredRun]) -> list[str]:
     """Return a description of each federation that the runs used; empty if all runs used the same one."""
     firsts: list[StoredRun] = []
     for run in runs:
-        if not any(_same_data(run, first) for first in firsts):
+        if not any(same_data(run, first) for first in firsts):
             firsts.append(run)
     if len(firsts) < 2:
         return []
-    descriptions = [_describe_data(run) for run in firsts]
+    descriptions = [describe_data(run) for run in firsts]
     distinct = len(set(descriptions)) == len(descriptions)
     return descriptions if distinct else [run.name for run in firsts]
 
 
-def _same_data(run: StoredRun, other: StoredRun) -> bool:
+def same_data(run: StoredRun, other: StoredRun) -> bool:
     """Return whether two runs have the same clients and samples, or would have them if their seeds were equal."""
     fingerprints = [one.config.get("data_sha256") for one in (run, other)]
     if fingerprints[0] == fingerprints[1] and fingerprints[0]:
@@ -176,7 +184,8 @@ def _same_data(run: StoredRun, other: StoredRun) -> bool:
     return all(run.config.get(key) == other.config.get(key) for key in _DATA)
 
 
-def _describe_data(run: StoredRun) -> str:
+def describe_data(run: StoredRun) -> str:
+    """Return a run's data set, partition and number of clients, as far as they are known."""
     clients = number(run.value("num_clients"))
     parts = (run.value("dataset"), run.value("partition"), None if clients is None else counted(int(clients), "client"))
     return ", ".join(str(part) for part in parts if part is not None)
@@ -218,13 +227,70 @@ def _labels(runs: Sequence[StoredRun]) -> list[str]:
     labels = [run.text("method") for run in runs]
     if len({run.text("dataset") for run in runs}) > 1:
         labels = [f"{label} {run.text('dataset')}" for label, run in zip(labels, runs, strict=True)]
-    repeated = {label for label, times in Counter(labels).items() if times > 1}
-    for label in repeated:
+    for label in _repeated(labels):
         places = [index for index, other in enumerate(labels) if other == label]
-        settings = [_settings(runs[place]) for place in places]
-        keys = sorted({key for one in settings for key in one if len({str(other.get(key)) for other in settings}) > 1})
-        for place, one in zip(places, settings, strict=True):
-            differences = ", ".join(f"{key} {one[key]}" for key in keys[:2] if key in one)
+        for place, differences in zip(places, _differences([runs[place] for place in places]), strict=True):
             labels[place] = f"{label} {differences}".strip()
-    repeated = {label for label, times in Counter(labels).items() if times > 1}
+    repeated = _repeated(labels)
     return [run.name if label in repeated else label for label, run in zip(labels, runs, strict=True)]
+
+
+def _repeated(labels: Sequence[str]) -> set[str]:
+    return {label for label, times in Counter(labels).items() if times > 1}
+
+
+def _differences(runs: Sequence[StoredRun]) -> list[str]:
+    """Return the settings that tell each run from the others, for example `"client_lr 0.01, local_steps 5"`.
+
+    At least two settings are named if two differ, and more if two do not tell all runs apart.
+    """
+    settings = [_settings(run) for run in runs]
+    for one, run in zip(settings, runs, strict=True):
+        # The summary has all hyper-parameters, the config only those that were given.
+        defaults = (run.summary or {}).get("settings")
+        for key in {key for other in settings for key in other} - one.keys():
+            if isinstance(defaults, dict) and key in defaults:
+                one[key] = defaults[key]
+    keys = sorted({key for one in settings for key in one if len({str(other.get(key)) for other in settings}) > 1})
+
+    def kinds(named: list[str]) -> int:
+        return len({tuple(str(one.get(key)) for key in named) for one in settings})
+
+    named: list[str] = []
+    for key in keys:
+        if kinds([*named, key]) > kinds(named):
+            named.append(key)
+    named = sorted({*named, *keys[: max(0, 2 - len(named))]})
+    return [", ".join(f"{key} {one[key]}" for key in named if key in one) for one in settings]
+
+
+def labels_of(runs: Sequence[StoredRun]) -> list[str]:
+    """Return what tells each run from the others: its method, the settings that differ, and its seed if seeds do."""
+    members: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        members.setdefault(_identity(run), []).append(run)
+    labels = dict(zip(members, _labels([group[0] for group in members.values()]), strict=True))
+    seeds = {identity: {run.text("seed") for run in group} for identity, group in members.items()}
+    return [
+        labels[_identity(run)] + (f", seed {run.text('seed')}" if len(seeds[_identity(run)]) > 1 else "")
+        for run in runs
+    ]
+
+
+def names_of(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a name for each run: its folder's name, or its path below the common folder if names are repeated."""
+    names = [run.name for run in runs]
+    if not _repeated(names):
+        return names
+    paths = [run.folder.path.resolve() for run in runs]
+    common = Path(os.path.commonpath([path.parent for path in paths]))
+    return [path.relative_to(common).as_posix() for path in paths]
+
+
+def differences_of(runs: Sequence[StoredRun]) -> list[str]:
+    """Return what tells each run from others of its method; for runs without such differences, their `names_of`."""
+    labels, names = labels_of(runs), names_of(runs)
+    if _repeated(labels):
+        return names
+    differences = [label.removeprefix(run.text("method")).strip(" ,") for run, label in zip(runs, labels, strict=True)]
+    return [difference or name for difference, name in zip(differences, names, strict=True)]

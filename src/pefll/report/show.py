@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,23 +11,45 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from pefll.core.errors import unknown
 from pefll.core.progress import say
-from pefll.report.plots import curves, descriptor_map
-from pefll.report.runs import StoredRun, different_data, read_runs
+from pefll.core.wording import first_few
+from pefll.report.comparison import TABLES, comparison
+from pefll.report.plots import FORMATS, curves, descriptor_map
+from pefll.report.runs import StoredRun, different_data, names_of, read_runs
 from pefll.report.table import costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder
 
 
-def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
-    """Print tables and curves of runs, which may be unfinished; draw pictures and return their paths.
+def show(
+    paths: Sequence[Path],
+    out: Path | None,
+    console: Console,
+    formats: Sequence[str] = ("png",),
+    tables: Sequence[str] = (),
+    measures: Sequence[str] = ("per_sample",),
+) -> list[Path]:
+    """Print tables and curves of runs, which may be unfinished; write pictures and tables, and return their paths.
 
-    The pictures are curves.png, and descriptors.png for runs with descriptors. They are in the folder `out`, by default
-    the first run's folder. Without matplotlib there are no pictures.
+    The pictures are curves.png, and descriptors.png for runs with descriptors. Without matplotlib there are none.
+
+    Args:
+        paths: run folders.
+        out: the folder for files; None for the first run's folder.
+        console: for tables and curves.
+        formats: formats of the pictures: png, pdf, svg.
+        tables: formats of the comparison of finished runs, `comparison.md` and so on: md, tex, csv.
+        measures: what the comparison compares; see `comparison.compare`.
     """
+    for given, known, what in ((formats, FORMATS, "picture format"), (tables, TABLES, "table format")):
+        for name in given:
+            if name not in known:
+                raise unknown(what, name, known)
     runs = read_runs([RunFolder(path) for path in paths])
     if not runs:
         return []
+    compared = comparison(runs, measures) if tables else None  # before anything is printed
     for run in runs:
         if age := run.folder.note_of_age():
             say(console, age)
@@ -37,7 +60,16 @@ def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
     if data := different_data(runs):
         say(console, f"These runs have different data ({'; '.join(data)}), so their accuracies cannot be compared.\n")
     _print_curves(runs, console)
-    return _draw(runs, runs[0].folder.path if out is None else out, console)
+    target = runs[0].folder.path if out is None else out
+    written = _draw(runs, target, console, formats)
+    if compared is not None:
+        for name in tables:
+            written.append(target / f"comparison.{name}")
+            compared.write(written[-1])
+            _say_written(written[-1], console)
+        if compared.unfinished:
+            say(console, f"The comparison leaves out unfinished runs: {first_few(compared.unfinished)}.")
+    return written
 
 
 def _print_curves(runs: list[StoredRun], console: Console) -> None:
@@ -51,28 +83,35 @@ def _print_curves(runs: list[StoredRun], console: Console) -> None:
     console.print()
 
 
-def _draw(runs: list[StoredRun], out: Path, console: Console) -> list[Path]:
+def _draw(runs: list[StoredRun], out: Path, console: Console, formats: Sequence[str]) -> list[Path]:
     if find_spec("matplotlib") is None:
         console.print("No pictures: drawing needs matplotlib: pip install 'pefll\\[plot]'", highlight=False)
         return []
-    drawings: list[tuple[Path, Callable[[Path], None]]] = []
+    drawings: list[tuple[str, Callable[[Path], None]]] = []
     if any(run.history for run in runs):
-        drawings.append((out / "curves.png", partial(curves, [run.folder for run in runs])))
-    described = [run.folder for run in runs if run.folder.descriptors_file.is_file()]
-    for folder, name in zip(described, _names(described, alone=len(runs) == 1), strict=True):
-        drawings.append((out / name, partial(descriptor_map, folder)))
-    for path, draw in drawings:
-        draw(path)
-        console.print(Text(f"wrote {path}"), soft_wrap=True)  # one line, so that a user can copy it
-    return [path for path, _ in drawings]
+        drawings.append(("curves", partial(curves, [run.folder for run in runs])))
+    described = [run for run in runs if run.folder.descriptors_file.is_file()]
+    for run, name in zip(described, _names(described, alone=len(runs) == 1), strict=True):
+        drawings.append((name, partial(descriptor_map, run.folder)))
+    written = []
+    for name, draw in drawings:
+        for form in formats:
+            written.append(out / f"{name}.{form}")
+            draw(written[-1])
+            _say_written(written[-1], console)
+    return written
 
 
-def _names(folders: list[RunFolder], alone: bool) -> list[str]:
-    """Return a file name for the descriptors of each run; runs with the same name get a number."""
+def _say_written(path: Path, console: Console) -> None:
+    console.print(Text(f"wrote {path}"), soft_wrap=True)  # one line, so that a user can copy it
+
+
+def _names(runs: list[StoredRun], alone: bool) -> list[str]:
+    """Return a file name, without ending, for the descriptors of each run; equal names get a number."""
     if alone:
-        return ["descriptors.png"] * len(folders)
-    names = [folder.path.resolve().name for folder in folders]
+        return ["descriptors"] * len(runs)
+    names = [re.sub(r"[^\w.-]+", "-", name) for name in names_of(runs)]
     return [
-        f"descriptors-{name}{f'-{names[: place + 1].count(name)}' if names.count(name) > 1 else ''}.png"
+        f"descriptors-{name}{f'-{names[: place + 1].count(name)}' if names.count(name) > 1 else ''}"
         for place, name in enumerate(names)
     ]

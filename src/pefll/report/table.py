@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import MISSING, SeedGroup, StoredRun, group_runs, mean_std_text, number
+from pefll.report.runs import MISSING, SeedGroup, StoredRun, differences_of, group_runs, mean_std_text, names_of, number
 from pefll.runs.record import GROUPS, TOOK_TURNS, own_seconds
 
 # The moment and the measure of each column of accuracies.
@@ -19,6 +19,8 @@ _COLUMNS = (("best", "per_sample"), ("final", "per_sample"), ("best", "masked"),
 def runs_table(runs: Sequence[StoredRun]) -> Table:
     """Return a table of test accuracies, one row per run; unfinished runs show their latest validation accuracy.
 
+    A run's name is what sets it apart: its seed or its settings, and else its folder.
+
     Accuracies are per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round.
     """
     table = new_table("Test accuracy in %, seen / unseen clients")
@@ -26,8 +28,8 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
     table.add_column("method", overflow="fold")
     for heading in ("best\nround", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
-        _add_row(table, run.name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
+    for run, name in zip(runs, differences_of(runs), strict=True):
+        _add_row(table, name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
     table.caption = (
         "masked: a client never predicts a class that is not in its training labels;\n"
         "worst tenth: the mean over the tenth of the clients with the lowest accuracy"
@@ -52,12 +54,12 @@ def costs_table(runs: Sequence[StoredRun]) -> Table:
     )
     table.caption = "\n".join(note for mark, note in notes if any(mark(run) for run in runs)) or None
     table.caption_justify = "left"
-    for run in runs:
+    for run, name in zip(runs, names_of(runs), strict=True):
         latest = run.history[-1] if run.history else {}
         sent = [number((run.value if run.finished else latest.get)(key)) for key in ("bytes_down", "bytes_up")]
         _add_row(
             table,
-            run.name,
+            name,
             _data(run),
             _clients(run),
             _whole(run.value("rounds")) if run.finished else _progress(run),

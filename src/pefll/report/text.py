@@ -9,7 +9,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Array, StoredRun
+from pefll.report.runs import Array, StoredRun, labels_of, names_of
 from pefll.report.table import percent
 from pefll.runs.record import GROUPS
 
@@ -97,11 +97,14 @@ def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
-    for run in runs:
+    labels = labels_of(runs)
+    if len(set(labels)) < len(labels):
+        labels = names_of(runs)
+    for run, label in zip(runs, labels, strict=True):
         for line, (group, values) in enumerate(_validation_curves(run).items()):
             curve = Text(sparkline(values, width, low, high), style=_COLOURS[group])
             latest = values[~np.isnan(values)][-1]
-            table.add_row(Text("" if line else run.name), group, curve, percent(float(latest)))
+            table.add_row(Text("" if line else label), group, curve, percent(float(latest)))
     title = Text(f"Validation accuracy in %, from {percent(low)} (▁) to {percent(high)} (█)", style="italic")
     return Lines(title, table)
 

@@ -1,4 +1,4 @@
-"""The file format of a personal model: a safetensors file with its own SHA-256 in the header.
+"""The file format of personal models, embedders and generators: safetensors with a SHA-256 of itself in the header.
 
 The hash is over the whole file, with zeros in place of the hash. It finds accidental damage. It does not stop an
 attacker, who can compute it too.
@@ -34,6 +34,25 @@ _AXES = 8  # most axes of a tensor
 _HASH = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
+class Kind(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        name: the kind in words, with an article.
+        formats: formats of such files, the newest first.
+        maker: what makes such a file.
+        entries: texts in the header beside the spec.
+    """
+
+    name: str
+    formats: tuple[str, ...]
+    maker: str
+    entries: tuple[str, ...] = ()
+
+
+PERSONAL_MODEL = Kind("a personal model", (FORMAT, UNCHECKED), "`pefll personalize`")
+
+
 class TensorSpec(NamedTuple):
     """The type of a tensor, as safetensors calls it, and its shape."""
 
@@ -50,6 +69,8 @@ class Header(NamedTuple):
         checked: whether there is a hash to check; files of earlier versions have none.
         size: size of the whole file, in bytes.
         head: the first bytes of the file, to the end of the header.
+        texts: the entries of `Kind.entries`, by name.
+        kind: what the file holds.
     """
 
     spec: ModelSpec
@@ -57,16 +78,18 @@ class Header(NamedTuple):
     checked: bool
     size: int
     head: bytes
+    texts: dict[str, str]
+    kind: Kind
 
 
-def damaged(path: Path, reason: str, code: str = "PEFLL-M010") -> PefllError:
+def damaged(path: Path, reason: str, code: str = "PEFLL-M010", kind: Kind = PERSONAL_MODEL) -> PefllError:
     """Return the error for a file that cannot be used."""
-    return PefllError(f"{path} is damaged: {reason}; make it again with `pefll personalize`", code)
+    return PefllError(f"{path} is damaged: {reason}; make it again with {kind.maker}", code)
 
 
-def _no_such_file(path: Path, reason: str) -> PefllError:
+def _no_such_file(path: Path, reason: str, kind: Kind) -> PefllError:
     return PefllError(
-        f"{path} is not a safetensors file, or it is damaged: {reason}; make one with `pefll personalize`",
+        f"{path} is not a safetensors file, or it is damaged: {reason}; make one with {kind.maker}",
         "PEFLL-M013",
     )
 
@@ -75,23 +98,32 @@ def _unreadable(path: Path, error: OSError) -> PefllError:
     return PefllError(f"{path} cannot be read: {error.strerror or error}", "PEFLL-M011")
 
 
-def to_bytes(tensors: Mapping[str, Tensor], spec: str) -> bytes:
-    """Return the content of a file with these tensors, by name, and the spec of their model, as JSON."""
-    metadata = {"format": FORMAT, "facts": spec, "sha256": "0" * _DIGITS}
+def to_bytes(
+    tensors: Mapping[str, Tensor], spec: str, texts: Mapping[str, str] | None = None, kind: Kind = PERSONAL_MODEL
+) -> bytes:
+    """Return the content of a file.
+
+    Args:
+        tensors: tensors by name.
+        spec: the spec of the model, as JSON.
+        texts: the entries of `Kind.entries`, by name.
+        kind: what the file holds.
+    """
+    metadata = {"format": kind.formats[0], "facts": spec, **(texts or {}), "sha256": "0" * _DIGITS}
     digest = hashlib.sha256()
     for part in tensorfile.parts(tensors, metadata):
         digest.update(part)
     return b"".join(tensorfile.parts(tensors, metadata | {"sha256": digest.hexdigest()}))
 
 
-def read_header(path: Path) -> Header:
-    """Return the header of a file; PefllError if it makes no sense.
+def read_header(path: Path, kind: Kind = PERSONAL_MODEL) -> Header:
+    """Return the header of a file; PefllError if it makes no sense, or if the file is of another kind.
 
     Nothing else is read, so a file that claims to be huge costs nothing.
     """
     try:
         with path.open("rb") as file:
-            return _header(file, os.fstat(file.fileno()).st_size, path)
+            return _header(file, os.fstat(file.fileno()).st_size, path, kind)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -104,41 +136,42 @@ def read_tensors(path: Path, header: Header) -> dict[str, Tensor]:
     except OSError as error:
         raise _unreadable(path, error) from error
     if len(content) != header.size or not content.startswith(header.head):
-        raise damaged(path, "it changed while it was read")
+        raise damaged(path, "it changed while it was read", kind=header.kind)
     if header.checked and not _hash_is_right(content):
-        raise damaged(path, "its SHA-256 is wrong", "PEFLL-M012")
+        raise damaged(path, "its SHA-256 is wrong", "PEFLL-M012", header.kind)
     try:
         return tensorfile.read(content)
     except ValueError as error:
-        raise damaged(path, "its tensors cannot be read") from error
+        raise damaged(path, "its tensors cannot be read", kind=header.kind) from error
 
 
-def _header(file: BinaryIO, size: int, path: Path) -> Header:
+def _header(file: BinaryIO, size: int, path: Path, kind: Kind) -> Header:
     if size > MOST_BYTES:
-        raise damaged(path, f"it has {size:,} bytes, but a personal model has at most {MOST_BYTES:,}")
+        raise damaged(path, f"it has {size:,} bytes, but {kind.name} has at most {MOST_BYTES:,}", kind=kind)
     start = file.read(_LENGTH)
     length = int.from_bytes(start, "little")
     if len(start) < _LENGTH or not 2 <= length <= min(MOST_HEADER, size - _LENGTH):
-        raise _no_such_file(path, "it does not begin like one")
+        raise _no_such_file(path, "it does not begin like one", kind)
     text = file.read(length)
     try:
         content = json.loads(text.decode(), object_pairs_hook=_unique)
         metadata = content.pop("__metadata__", {})
         tensors = _tensor_specs(content, size - _LENGTH - length)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _no_such_file(path, "its header makes no sense") from error
-    if not isinstance(metadata, dict) or metadata.get("format") not in (FORMAT, UNCHECKED):
-        raise PefllError(f"{path} is not a personal model; make one with `pefll personalize`", "PEFLL-M014")
-    checked = metadata["format"] == FORMAT
-    if set(metadata) != {"format", "facts", *(["sha256"] if checked else [])}:
-        raise damaged(path, "its header has other entries than it should")
+        raise _no_such_file(path, "its header makes no sense", kind) from error
+    if not isinstance(metadata, dict) or metadata.get("format") not in kind.formats:
+        raise PefllError(f"{path} is not {kind.name}; make one with {kind.maker}", "PEFLL-M014")
+    checked = metadata["format"] != UNCHECKED
+    if set(metadata) != {"format", "facts", *kind.entries, *(["sha256"] if checked else [])}:
+        raise damaged(path, "its header has other entries than it should", kind=kind)
     if not all(isinstance(value, str) for value in metadata.values()):
-        raise damaged(path, "its header holds values that are not texts")
+        raise damaged(path, "its header holds values that are not texts", kind=kind)
     try:
         spec = ModelSpec.from_json(parse_json(metadata["facts"].encode()))
     except ValueError as error:
-        raise damaged(path, first_line(error), "PEFLL-M017") from None
-    return Header(spec, tensors, checked, size, start + text)
+        raise damaged(path, first_line(error), "PEFLL-M017", kind) from None
+    texts = {name: metadata[name] for name in kind.entries}
+    return Header(spec, tensors, checked, size, start + text, texts, kind)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

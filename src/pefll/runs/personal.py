@@ -279,11 +279,11 @@ def _matrix(frame: Any, spec: ModelSpec) -> Any:
     return np.stack(columns, axis=1)
 
 
-def warn_of_positions() -> None:
-    """Warn that the columns of a table are taken by position, not by name."""
+def warn_of_positions(stacklevel: int = 4) -> None:
+    """Warn that the columns of a table are taken by position, not by name; `stacklevel` is as in `warnings.warn`."""
     warnings.warn(
         "the model does not know the names of its columns, so the table's columns are taken by position",
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 

@@ -412,6 +412,20 @@ def run_folders(path: Path) -> list[RunFolder]:
     return [folder] if folder.config_file.is_file() else _of_seeds(path) or [folder]
 
 
+def runs_below(path: Path) -> list[RunFolder]:
+    """Return the run in a folder, or all runs in it and in its subfolders, sorted by their paths."""
+    own = run_folders(path)
+    if own[0].config_file.is_file():
+        return own
+    found: list[RunFolder] = []
+    for folder, below, _ in os.walk(path):
+        inside = sorted(name for name in below if not name.startswith("."))
+        runs = [] if folder == str(path) else [run for run in run_folders(Path(folder)) if run.config_file.is_file()]
+        found += runs
+        below[:] = [] if runs else inside
+    return found or own
+
+
 def _of_seeds(path: Path) -> list[RunFolder]:
     """Return the runs in the folders `seed-N` of a folder, ordered by seed."""
     below = [RunFolder(each) for each in path.glob("seed-*") if each.name[5:].isdecimal()]

@@ -23,6 +23,7 @@ from pefll.training.run import Run
 
 INDEX = "models.json"
 ENDING = ".safetensors"
+DISK_ERROR = "PEFLL-A102"
 
 
 class Written(NamedTuple):
@@ -47,10 +48,10 @@ def file_name(client: Name) -> str:
 def write_each(
     run: Run, owned: Sequence[Owned], folder: Path, *, force: bool = False, console: Console | None = None
 ) -> Written:
-    """Write a model for each client into a folder, and `models.json`, which names the client of each file.
+    """Write a model for each client into a folder, and the manifest `models.json`; see `_write_manifest`.
 
     A model that the same run made from the same samples is kept. A damaged file is set aside and its model is made
-    again. A client with faulty samples does not stop the others.
+    again. A client with faulty samples does not stop the others. The manifest is written after Ctrl-C, too.
 
     Args:
         run: makes the models.
@@ -62,28 +63,55 @@ def write_each(
     make_folder(folder, private=True)
     origin = _origin(run)
     made, kept, errors, index = [], [], {}, []
-    with monitor(console, "personalising", len(owned)) as watch:
-        for done, one in enumerate(owned, start=1):
-            path = folder / file_name(one.client)
-            try:
-                source = _source(origin, one)
-                there = not force and path.exists()
-                damage = _damage(path, source) if there else None
-                if damage is not None:
-                    watch.say(f"{damage.args[0]}; it is kept as {set_aside(path).name} and made again")
-                if there and damage is None:
-                    kept.append(one.client)
-                else:
-                    model = run.personalize(one.x, one.y)
-                    spec = dataclasses.replace(model.spec, made_from=source)
-                    PersonalModel(model.network, spec).save(path, overwrite=force)
-                    made.append(one.client)
-                index.append({"user": one.client, "file": path.name, "samples": len(one.x)})
-            except PefllError as error:
-                errors[one.client] = error
-            watch.at(done, f"{len(errors)} failed" if errors else "")
-    write_json(folder / INDEX, {"models": _with_earlier(folder, index)}, private=True)
+    try:
+        with monitor(console, "personalising", len(owned)) as watch:
+            for done, one in enumerate(owned, start=1):
+                path = folder / file_name(one.client)
+                try:
+                    source = _source(origin, one)
+                    there = not force and path.exists()
+                    damage = _damage(path, source) if there else None
+                    if damage is not None:
+                        watch.say(f"{damage.args[0]}; it is kept as {set_aside(path).name} and made again")
+                    if there and damage is None:
+                        kept.append(one.client)
+                    else:
+                        model = run.personalize(one.x, one.y)
+                        spec = dataclasses.replace(model.spec, made_from=source)
+                        PersonalModel(model.network, spec).save(path, overwrite=force)
+                        made.append(one.client)
+                    size = path.stat().st_size
+                    index.append({"user": one.client, "file": path.name, "samples": len(one.x), "bytes": size})
+                except PefllError as error:
+                    if error.code == DISK_ERROR:  # every further client would have it, too
+                        raise
+                    errors[one.client] = error
+                watch.at(done, f"{len(errors)} failed" if errors else "")
+    finally:
+        _write_manifest(run, folder, index, errors, complete=len(index) + len(errors) == len(owned))
     return Written(made, kept, errors)
+
+
+def _write_manifest(
+    run: Run, folder: Path, index: list[dict[str, Any]], errors: dict[Name, PefllError], *, complete: bool
+) -> None:
+    """Write `models.json`: the run, the file of each client, and the clients without a model.
+
+    Args:
+        run: made the models.
+        folder: holds the models.
+        index: an entry for each client with a model.
+        errors: the errors of the other clients.
+        complete: whether every client has a model or an error; False after Ctrl-C.
+    """
+    config = run.config
+    content = {
+        "run": {"method": config.method, "data": config.data, "seed": config.seed, "rounds": run.summary.get("rounds")},
+        "complete": complete,
+        "models": _with_earlier(folder, index),
+        "failed": [{"user": client, "reason": error.args[0]} for client, error in errors.items()],
+    }
+    write_json(folder / INDEX, content, private=True)
 
 
 def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from pefll.core import arguments
 from pefll.core.errors import PefllError
@@ -22,20 +22,14 @@ from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
-from pefll.data.arrays import labels_of
-from pefll.data.federation import Federation, Normalise, Samples, assemble, check_is_federation
-from pefll.data.frames import column, is_frame, matrix_by_name
-from pefll.data.frames import columns as columns_of
+from pefll.data.federation import Federation, Samples, check_is_federation
+from pefll.data.frames import is_frame
 from pefll.data.owners import (
     Columns,
     Name,
     Owned,
     by_client,
-    features_in,
-    find_owners,
     from_frame,
-    names_of_owners,
-    number_of_clients,
 )
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
@@ -44,15 +38,25 @@ from pefll.methods import typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import Network
 from pefll.models.check import probe
-from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
-from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
+from pefll.runs.halves import Embedder, Generator, Origin, halves_of
+from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_client, one_client, read_new_client
+from pefll.runs.personal import PersonalModel, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model
 from pefll.runs.progress import check_progress, restore
-from pefll.runs.record import RunFolder, last_round, rounds_of
+from pefll.runs.record import GROUPS, RunFolder, last_round, rounds_of
+from pefll.tasks import Classification
+from pefll.training.client_models import (
+    Predictions,
+    client_models,
+    data_frame,
+    numbers_of,
+    personal_model,
+    predictions_of,
+)
 from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
 from pefll.training.summary import counting
 
@@ -175,22 +179,7 @@ class Run:
     ) -> list[ClientScore]:
         """Return each client's own score, seen clients first; see `evaluate`."""
         number = split_number(split)
-        if federation is not None:
-            check_is_federation(federation)
-        data = federation or self.federation or federation_of(self.config, console)
-        spec = self.model_spec
-        if data.input_shape != spec.input_shape or data.classes != spec.classes:
-            raise PefllError(
-                f"the run was trained on {spec.classes} classes and samples of shape {spec.input_shape}, "
-                f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
-                code="PEFLL-T121",
-            )
-        if (
-            self.method.trains_new_clients
-            and federation is not None
-            and federation.fingerprint() != self.config.data_sha256
-        ):
-            data = dataclasses.replace(federation, num_seen=0)  # no client here took part in training
+        data = self._data(federation, console)
         config = self.config
         hardware = pick_hardware(self.method.problem, config.device, config.engine, config.precision, config.processes)
         with (
@@ -207,6 +196,78 @@ class Run:
             scores.append(ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss)))
         return scores
 
+    def _data(self, federation: Federation | None, console: Console | None) -> Federation:
+        """Return a federation, by default that of the run; PefllError if it does not fit the run's models."""
+        if federation is not None:
+            check_is_federation(federation)
+        data = federation or self.federation or federation_of(self.config, console)
+        spec = self.model_spec
+        if data.input_shape != spec.input_shape or data.classes != spec.classes:
+            raise PefllError(
+                f"the run was trained on {spec.classes} classes and samples of shape {spec.input_shape}, "
+                f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
+                code="PEFLL-T121",
+            )
+        if (
+            self.method.trains_new_clients
+            and federation is not None
+            and federation.fingerprint() != self.config.data_sha256
+        ):
+            data = dataclasses.replace(federation, num_seen=0)  # no client here took part in training
+        return data
+
+    def model_of(self, client: int | str, federation: Federation | None = None) -> PersonalModel:
+        """Return the personal model of a client of the federation, as `evaluate` scores it on a CPU.
+
+        A seen client uses what it and the server kept of it in training, such as its head or its embedding.
+
+        Args:
+            client: the client's number in the federation, or its name in the data as a text.
+            federation: as in `evaluate`.
+        """
+        data = self._data(federation, None)
+        (model,) = client_models(
+            self.method, self.server, self.config, self.model_spec, data, numbers_of(data, [client])
+        )
+        return model
+
+    def predictions(
+        self,
+        clients: Any = None,
+        split: str = "test",
+        federation: Federation | None = None,
+        console: Console | None = None,
+    ) -> Predictions:
+        """Return the predictions of clients' personal models for each of their own samples; see `model_of`.
+
+        Args:
+            clients: a client, or a list of clients; None for all.
+            split: train, validation or test.
+            federation: as in `evaluate`.
+            console: shows progress; None for silence.
+        """
+        number, data = split_number(split), self._data(federation, console)
+        chosen = numbers_of(data, clients)
+        models = client_models(self.method, self.server, self.config, self.model_spec, data, chosen)
+        classifies = isinstance(self.method.problem.task, Classification)
+        with monitor(console, "predicting", len(chosen)) as watch, closing(models):
+            return predictions_of(models, data, chosen, number, classifies=classifies, watch=watch)
+
+    def history_frame(self) -> Any:
+        """Return `history` as a pandas data frame: a row for each evaluation, with columns such as `seen_per_sample`.
+
+        A group that was not evaluated has missing values.
+        """
+        scores = [row[group] for row in self.history for group in GROUPS if row.get(group)]
+        measures = list(dict.fromkeys(name for score in scores for name in score))
+        rows = []
+        for row in self.history:
+            of_groups = {
+                f"{group}_{name}": (row.get(group) or {}).get(name, math.nan) for group in GROUPS for name in measures
+            }
+            rows.append({name: value for name, value in row.items() if name not in GROUPS} | of_groups)
+        return data_frame(rows)
+
     @property
     def columns(self) -> Columns:
         """The names of columns in tables like those that the run was trained on."""
@@ -222,41 +283,46 @@ class Run:
                 found by name. A column of clients in it must name one client only.
             y: [m] the client's labels; None for a client without labels, or for labels in the table.
         """
-        if is_frame(x):
-            x, y = self._from_frame(x, y)
         spec = self.model_spec
-        x = check_input(x, spec)
+        x, y = read_new_client(x, y, self.columns, spec)
         if y is None and self.method.uses_labels:
             self._check_refining()
-            kind = "lstm" if spec.tokens else "convnet" if len(spec.input_shape) == 3 else "mlp"
-            words = either(
-                f"--method pefll --set embedding={kind}-unlabeled",
-                f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
-            )
-            raise PefllError(
-                f"this run needs labels to personalise; train a run that needs none with {words}", code="PEFLL-T122"
-            )
-        labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, spec.class_names, "y")
-        samples = Samples(
-            x=x,
-            y=labels,
-            classes=spec.classes,
-            normalise=Normalise(*spec.normalise) if spec.normalise else None,
-            name="the new client",
-            tokens=spec.tokens,
-        )
-        one = _one_client(samples, num_seen=0)
-        if y is None:
-            one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # -1 is no class; 0 would be the first class
-        engine = SerialEngine(one, self.method, self.config.seed, 0, _dtype_of(self.config))
+        check_labels(y, self.method, spec)
+        one = federation_of_new_client(x, y, spec)
+        engine = SerialEngine(one, self.method, self.config.seed, 0, dtype_of(self.config.precision))
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
             theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
-            # The models of some methods are more than a network with weights.
-            make = getattr(self.method, "personal_module", None)
-            module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
-        neighbours = module.settings if isinstance(module, NeighbourModel) else None
-        return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours))
+            return personal_model(self.method, cohort, theta, spec)
+
+    def embedder(self) -> Embedder:
+        """Return the client's half of the run, which turns a client's samples into a descriptor.
+
+        Raises:
+            PefllError: if the method has no descriptors.
+        """
+        return Embedder(self.method, self._half("client_half"), self.model_spec, self._origin())
+
+    def generator(self) -> Generator:
+        """Return the server's half of the run, which turns descriptors into personal models; see `embedder`."""
+        return Generator(self.method, self._half("server_half"), self.model_spec, self._origin())
+
+    def generate(self, descriptors: Any) -> list[PersonalModel]:
+        """Return a personal model for each of n descriptors [n, l], which clients made with the `embedder`.
+
+        A model has the same bits as that of `personalize` with the samples of the descriptor.
+        """
+        return self.generator().generate(descriptors)
+
+    def _half(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a half on the CPU, in the precision of personal models."""
+        dtype = dtype_of(self.config.precision)
+        found: dict[str, Tensor] = getattr(halves_of(self.method), name)(self.server)
+        return {key: value.detach().to("cpu", dtype) for key, value in found.items()}
+
+    def _origin(self) -> Origin:
+        config, columns = self.config, self.columns
+        return Origin(config.method, config.settings, config.seed, config.precision, columns.label, columns.client)
 
     def _check_refining(self) -> None:
         """Raise PefllError if clients need labels for nothing but steps on their device."""
@@ -307,25 +373,6 @@ class Run:
         if not columns.features:
             warn_of_positions()
         return from_frame(x, columns, y, tokens=self.model_spec.tokens)
-
-    def _from_frame(self, frame: Any, y: Any) -> tuple[Any, Any]:
-        """Return one client's samples and labels in a table; PefllError if the table has several clients."""
-        columns = self.columns
-        # Without names of features, a column with the usual name of clients may be a feature.
-        candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
-        owned = find_owners(frame, candidates, (*columns.features, columns.label), "the table")
-        if owned is not None and (count := number_of_clients(owned[1], owned[0], "the table")) > 1:
-            raise PefllError(
-                f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give the samples of one "
-                f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
-                code="PEFLL-M037",
-            )
-        if y is None and columns.label in columns_of(frame):
-            y = column(frame, columns.label, "the table")
-        if not columns.features:
-            warn_of_positions()
-        chosen = features_in(frame, columns, "the table")
-        return matrix_by_name(frame, chosen, "the table", tokens=self.model_spec.tokens), y
 
 
 def load(
@@ -416,16 +463,5 @@ def method_template(method: Method[Any], config: Config) -> Tree:
         classes=problem.classes,
         tokens=problem.tokens,
     )
-    with closing(SerialEngine(_one_client(samples, num_seen=1), method, 0, 1, _dtype_of(config))) as engine:
+    with closing(SerialEngine(one_client(samples, num_seen=1), method, 0, 1, dtype_of(config.precision))) as engine:
         return engine.start()
-
-
-def _one_client(samples: Samples, num_seen: int) -> Federation:
-    """Return a federation of one client that has these samples for training."""
-    zeros = np.zeros(len(samples.x), dtype=np.int64)
-    return assemble(samples, zeros, zeros.astype(np.int8), num_seen, "one client")
-
-
-def _dtype_of(config: Config) -> torch.dtype:
-    """Return the type of weights and inputs."""
-    return torch.float64 if config.precision == "float64" else torch.float32

@@ -182,7 +182,12 @@ def write_descriptors(
         seen = np.arange(federation.num_clients) < federation.num_seen
         content = io.BytesIO()
         np.savez_compressed(
-            content, descriptors=v, histograms=federation.histograms(), seen=seen, run=np.array(folder.run_id())
+            content,
+            descriptors=v,
+            histograms=federation.histograms(),
+            seen=seen,
+            run=np.array(folder.run_id()),
+            class_names=np.array(federation.class_names, dtype=str),
         )
         write_whole(folder.descriptors_file, content.getvalue())
 

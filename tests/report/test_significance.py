@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pefll.core.errors import PefllError
-from pefll.experiments.significance import Pair, paired_bootstrap
+from pefll.report.significance import Pair, paired_bootstrap
 
 
 def pair(samples, ours, theirs) -> Pair:

@@ -1,0 +1,314 @@
+"""A comparison of finished runs as Markdown, LaTeX or CSV: means over seeds, the best in bold, a paired test."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pefll.core.arguments import listed
+from pefll.core.arguments import path as as_path
+from pefll.core.errors import PefllError, unknown
+from pefll.core.files import make_folder, write_csv, write_whole
+from pefll.report.runs import (
+    MISSING,
+    SeedGroup,
+    StoredRun,
+    describe_data,
+    group_runs,
+    mean_and_std,
+    mean_std_text,
+    read_runs,
+    same_data,
+)
+from pefll.report.significance import Difference, Pair, paired_bootstrap
+from pefll.runs.record import GROUPS, MEASURES, runs_below
+
+TABLES = ("md", "tex", "csv")
+SURE = 0.05  # largest p-value of a difference that is called one
+# The counts in a summary that a measure is a ratio of; other measures have no paired test.
+_COUNTS = {"per_sample": "correct", "masked": "masked"}
+_WORDS = {"per_sample": "", "per_client": "mean over clients", "masked": "masked", "worst_tenth": "worst tenth"}
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    }
+)
+
+
+class Column(NamedTuple):
+    """A column of figures: a group of clients, `"seen"` or `"unseen"`, and one of `record.MEASURES`."""
+
+    group: str
+    measure: str
+
+    @property
+    def heading(self) -> str:
+        """The column's name in a table."""
+        return ", ".join(filter(None, (self.group, _WORDS.get(self.measure, self.measure))))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The figures of one row in one column.
+
+    Attributes:
+        values: the test accuracy in per cent of each seed that has one.
+        best: whether no mean of the same data is higher, as the table shows it.
+        behind: the paired comparison with the best row; None for the best row, and if they share no seeds or clients.
+    """
+
+    values: list[float]
+    best: bool = False
+    behind: Difference | None = None
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the paired test finds that the best row is better."""
+        return self.behind is not None and self.behind.points < 0 and self.behind.p < SURE
+
+    @property
+    def text(self) -> str:
+        """Mean ± standard deviation, and a star if the best row is better by the paired test."""
+        return mean_std_text(self.values) + ("*" if self.is_worse else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ only by seed, and their cells by column."""
+
+    data: str
+    runs: SeedGroup
+    cells: dict[Column, Cell]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side: a row for each setting, a column for each group of clients and measure.
+
+    Attributes:
+        columns: the columns, in order.
+        rows: the rows; those of the same data stand together.
+        unfinished: names of the runs that are left out because they are not finished.
+    """
+
+    columns: list[Column]
+    rows: list[Row]
+    unfinished: list[str]
+
+    def __str__(self) -> str:
+        return self.markdown()
+
+    @property
+    def note(self) -> str:
+        """What the figures and marks mean, in sentences."""
+        sentences = ["Test accuracy in % at the best round, mean ± standard deviation over n seeds; bold: the best."]
+        if any(cell.is_worse for row in self.rows for cell in row.cells.values()):
+            sentences.append(
+                f"*: behind the best by a paired bootstrap over clients, p < {SURE}, without a correction for several "
+                "comparisons."
+            )
+        if self._has_data:
+            sentences.append("Only rows of the same data can be compared.")
+        return " ".join(sentences)
+
+    @property
+    def _has_data(self) -> bool:
+        return len({row.data for row in self.rows}) > 1
+
+    def _texts(self) -> list[list[str]]:
+        """Return the leading cells of each row: data if they differ, the runs, and the number of seeds."""
+        return [[*([row.data] if self._has_data else []), row.runs.label, str(len(row.runs.runs))] for row in self.rows]
+
+    def _headings(self) -> list[str]:
+        return [*(["data"] if self._has_data else []), "runs", "n", *(column.heading for column in self.columns)]
+
+    def markdown(self) -> str:
+        """Return the comparison as a Markdown table with a note below it."""
+        leading = 2 + self._has_data
+        lines = [self._headings(), ["---"] * (leading - 1) + ["--:"] * (1 + len(self.columns))]
+        for texts, row in zip(self._texts(), self.rows, strict=True):
+            lines.append([*map(_escaped, texts), *(_markdown_figure(row.cells[column]) for column in self.columns)])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{table}\n\n{_escaped(self.note)}\n"
+
+    def latex(self) -> str:
+        """Return the comparison as a LaTeX table; it needs the package booktabs."""
+        leading = 2 + self._has_data
+        lines = [
+            r"% \usepackage{booktabs}",
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{{_latex(self.note)}}}",
+            rf"  \begin{{tabular}}{{{'l' * (leading - 1)}r{'r' * len(self.columns)}}}",
+            r"    \toprule",
+            f"    {' & '.join(map(_latex, self._headings()))} \\\\",
+            r"    \midrule",
+        ]
+        before = None
+        for texts, row in zip(self._texts(), self.rows, strict=True):
+            if before not in (None, row.data):
+                lines.append(r"    \midrule")
+            before = row.data
+            figures = [_latex_figure(row.cells[column]) for column in self.columns]
+            lines.append(f"    {' & '.join([*map(_latex, texts), *figures])} \\\\")
+        return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a dictionary for each cell: the row, the column, all figures and the paired test. CSV has the same."""
+        found = []
+        for row in self.rows:
+            for column, cell in row.cells.items():
+                mean, std = mean_and_std(cell.values) if cell.values else (math.nan, None)
+                test = cell.behind
+                found.append(
+                    {
+                        "data": row.data,
+                        "runs": row.runs.label,
+                        "method": row.runs.runs[0].text("method"),
+                        "clients": column.group,
+                        "measure": column.measure,
+                        "seeds": len(cell.values),
+                        "mean": _figure(mean),
+                        "std": _figure(std),
+                        "best": int(cell.best),
+                        "behind_best": _figure(None if test is None else -test.points),
+                        "low": _figure(None if test is None else -test.high),
+                        "high": _figure(None if test is None else -test.low),
+                        "p": "" if test is None else f"{test.p:.4g}",
+                    }
+                )
+        return found
+
+    def write(self, path: Path | str) -> None:
+        """Write the comparison to a file; its ending, .md, .tex or .csv, chooses the format."""
+        path = as_path(path)
+        form = path.suffix.removeprefix(".")
+        if form not in TABLES:
+            raise PefllError(f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv", "PEFLL-O620")
+        make_folder(path.parent)
+        if form == "csv":
+            write_csv(path, self.records())
+        else:
+            write_whole(path, (self.markdown() if form == "md" else self.latex()).encode())
+
+
+def compare(paths: Any, measures: Any = ("per_sample",)) -> Comparison:
+    """Return a comparison of runs.
+
+    Args:
+        paths: run folders, or folders with runs in them; one path, or a list.
+        measures: per_sample, per_client, masked, worst_tenth; one or several.
+    """
+    several = [paths] if isinstance(paths, str | Path) else listed(paths, "the runs", "['runs/a', 'runs/b']")
+    chosen = [measures] if isinstance(measures, str) else listed(measures, "measures", "['per_sample']")
+    folders = [folder for path in several for folder in runs_below(as_path(path))]
+    return comparison(read_runs(folders), chosen)
+
+
+def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ("per_sample",)) -> Comparison:
+    """Return a comparison of the finished ones of some runs."""
+    for measure in measures:
+        if measure not in MEASURES:
+            raise unknown("measure", str(measure), MEASURES)
+    finished = [run for run in runs if run.finished]
+    if not finished:
+        raise PefllError("no run is finished, so there is nothing to compare", code="PEFLL-O621")
+    blocks: list[list[SeedGroup]] = []
+    for group in group_runs(finished):
+        same = next((block for block in blocks if same_data(block[0].runs[0], group.runs[0])), None)
+        blocks.append([group]) if same is None else same.append(group)
+    groups = [who for who in GROUPS if any(run.accuracy("best", who, "per_sample") is not None for run in finished)]
+    columns = [Column(who, measure) for measure in measures for who in groups]
+    rows = []
+    for block, data in zip(blocks, _names_of([block[0].runs[0] for block in blocks]), strict=True):
+        cells = {column: _cells(block, column) for column in columns}
+        rows += [
+            Row(data, group, {column: cells[column][place] for column in columns}) for place, group in enumerate(block)
+        ]
+    return Comparison(columns, rows, [run.name for run in runs if not run.finished])
+
+
+def _names_of(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a name for the data of each run; data with the same description get the run's name, too."""
+    names = [describe_data(run) for run in runs]
+    return [f"{name} ({run.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)]
+
+
+def _cells(block: Sequence[SeedGroup], column: Column) -> list[Cell]:
+    """Return the cell of each group of runs on the same data."""
+    values = [
+        [100 * value for run in group.runs if (value := run.accuracy("best", *column)) is not None] for group in block
+    ]
+    means = [mean_and_std(one)[0] if one else -math.inf for one in values]
+    top = int(np.argmax(means))
+    cells = []
+    for place, (one, mean) in enumerate(zip(values, means, strict=True)):
+        is_best = bool(one) and f"{mean:.1f}" == f"{means[top]:.1f}"
+        pairs = _pairs(block[place], block[top], column) if place != top else []
+        cells.append(Cell(one, is_best, paired_bootstrap(pairs) if pairs else None))
+    return cells
+
+
+def _pairs(mine: SeedGroup, best: SeedGroup, column: Column) -> list[Pair]:
+    """Return the counts of each seed that both groups have on the same clients."""
+    others = {run.value("seed"): run for run in best.runs}
+    pairs = []
+    for run in mine.runs:
+        other = others.get(run.value("seed"))
+        if other is None or run.config.get("data_sha256") != other.config.get("data_sha256"):
+            continue
+        ours, theirs = _counts(run, column), _counts(other, column)
+        if ours is not None and theirs is not None and np.array_equal(ours[0], theirs[0]) and ours[0].sum():
+            pairs.append(Pair(ours[0], ours[1], theirs[1]))
+    return pairs
+
+
+def _counts(run: StoredRun, column: Column) -> tuple[Any, Any] | None:
+    """Return each client's number of samples and of right ones, int64 [n] each; None if the summary has none."""
+    groups, name = (run.summary or {}).get("client_counts"), _COUNTS.get(column.measure)
+    counts = groups.get(column.group) if isinstance(groups, dict) else None
+    if not isinstance(counts, dict) or name is None or not {"samples", name} <= counts.keys():
+        return None
+    try:
+        samples, right = (np.array(counts[key], dtype=np.int64) for key in ("samples", name))
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return (samples, right) if samples.ndim == 1 and samples.shape == right.shape else None
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+def _escaped(text: str) -> str:
+    """Return a text in which Markdown finds no marks."""
+    return re.sub(r"([\\|*_<\[\]`])", r"\\\1", text)
+
+
+def _markdown_figure(cell: Cell) -> str:
+    text = _escaped(cell.text)
+    return f"**{text}**" if cell.best else text
+
+
+def _latex(text: str) -> str:
+    return (
+        text.translate(_LATEX)
+        .replace("±", r"$\pm$")
+        .replace("*:", r"$^*$:")
+        .replace("p <", "$p$ $<$")
+        .replace(MISSING, "---")
+    )
+
+
+def _latex_figure(cell: Cell) -> str:
+    text = _latex(mean_std_text(cell.values))
+    return (rf"\textbf{{{text}}}" if cell.best else text) + ("$^*$" if cell.is_worse else "")

@@ -1,0 +1,95 @@
+"""The samples of a new client: read as the training data was, and as a federation of this one client."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from pefll.core.errors import PefllError
+from pefll.core.wording import either
+from pefll.data.arrays import labels_of
+from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.data.frames import column, is_frame, matrix_by_name
+from pefll.data.frames import columns as columns_of
+from pefll.data.owners import Columns, features_in, find_owners, names_of_owners, number_of_clients
+from pefll.methods.contract import Method
+from pefll.models.spec import ModelSpec
+from pefll.runs.personal import check_input, warn_of_positions
+
+
+def read_new_client(x: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[Any, Any]:
+    """Return a new client's samples [m, ...], in the type and layout of the training data, and its labels or None.
+
+    Args:
+        x: [m, ...] samples, or a table.
+        y: [m] labels; None for no labels, or for labels in the table.
+        columns: names of a table's columns.
+        spec: of the run's models.
+    """
+    if is_frame(x):
+        x, y = _from_frame(x, y, columns, spec)
+    return check_input(x, spec), y
+
+
+def federation_of_new_client(x: Any, y: Any, spec: ModelSpec) -> Federation:
+    """Return a federation whose only client is new; the arguments are the results of `read_new_client`."""
+    labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, spec.class_names, "y")
+    samples = Samples(
+        x=x,
+        y=labels,
+        classes=spec.classes,
+        normalise=Normalise(*spec.normalise) if spec.normalise else None,
+        name="the new client",
+        tokens=spec.tokens,
+    )
+    one = one_client(samples, num_seen=0)
+    if y is None:
+        one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # -1 is no class; 0 would be the first class
+    return one
+
+
+def one_client(samples: Samples, num_seen: int) -> Federation:
+    """Return a federation of one client that has these samples for training."""
+    zeros = np.zeros(len(samples.x), dtype=np.int64)
+    return assemble(samples, zeros, zeros.astype(np.int8), num_seen, "one client")
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the type of weights and inputs of a run with this precision, when it makes models for new clients."""
+    return torch.float64 if precision == "float64" else torch.float32
+
+
+def check_labels(y: Any, method: Method[Any], spec: ModelSpec) -> None:
+    """Raise PefllError if there are no labels, y is None, although the method needs them."""
+    if y is not None or not method.uses_labels:
+        return
+    kind = "lstm" if spec.tokens else "convnet" if len(spec.input_shape) == 3 else "mlp"
+    words = either(
+        f"--method pefll --set embedding={kind}-unlabeled",
+        f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
+    )
+    raise PefllError(
+        f"this run needs labels to personalise; train a run that needs none with {words}", code="PEFLL-T122"
+    )
+
+
+def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[Any, Any]:
+    """Return one client's samples and labels in a table; PefllError if the table has several clients."""
+    # Without names of features, a column with the usual name of clients may be a feature.
+    candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
+    owned = find_owners(frame, candidates, (*columns.features, columns.label), "the table")
+    if owned is not None and (count := number_of_clients(owned[1], owned[0], "the table")) > 1:
+        raise PefllError(
+            f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give the samples of one "
+            f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
+            code="PEFLL-M037",
+        )
+    if y is None and columns.label in columns_of(frame):
+        y = column(frame, columns.label, "the table")
+    if not columns.features:
+        warn_of_positions(stacklevel=5)
+    chosen = features_in(frame, columns, "the table")
+    return matrix_by_name(frame, chosen, "the table", tokens=spec.tokens), y

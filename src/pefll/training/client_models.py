@@ -1,0 +1,212 @@
+"""The personal models of a federation's clients, seen or unseen, and their predictions of single samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pefll.core.arguments import shown
+from pefll.core.errors import PefllError
+from pefll.core.progress import Monitor
+from pefll.core.tree import Tree, map_tree
+from pefll.core.wording import counted, first_few
+from pefll.data.federation import SPLITS, Federation
+from pefll.engines.serial import SerialCohort, SerialEngine
+from pefll.methods.contract import Method
+from pefll.models.neighbours import NeighbourModel
+from pefll.models.spec import ModelSpec
+from pefll.runs.config import Config
+from pefll.runs.new_client import dtype_of
+from pefll.runs.personal import PersonalModel
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What clients' personal models say about the clients' own samples, one entry per sample.
+
+    Attributes:
+        client: int64 [N], the client's number in the federation.
+        sample: int64 [N], the sample's index into the federation's x and y.
+        label: [N], the true labels.
+        predicted: [N], the predictions.
+        probabilities: [N, classes], the probability of each class; None if the task has no classes.
+        names: the name of each client in the federation.
+        class_names: the name of each class; empty if the data has no names.
+    """
+
+    client: Array
+    sample: Array
+    label: Array
+    predicted: Array
+    probabilities: Array | None
+    names: tuple[str, ...]
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def __repr__(self) -> str:
+        return f"<Predictions of {counted(len(self), 'sample')} of {counted(len(np.unique(self.client)), 'client')}>"
+
+    def frame(self) -> Any:
+        """Return a pandas data frame with the columns client, sample, label, predicted and probability.
+
+        Clients and classes have their names. The probability is that of the predicted class.
+        """
+        columns: dict[str, Any] = {
+            "client": np.asarray(self.names)[self.client],
+            "sample": self.sample,
+            "label": self._named(self.label),
+            "predicted": self._named(self.predicted),
+        }
+        if self.probabilities is not None:
+            columns["probability"] = self.probabilities.max(axis=1)
+        return data_frame(columns)
+
+    def _named(self, labels: Array) -> Array | list[Any]:
+        if self.class_names and labels.ndim == 1:
+            return np.asarray(self.class_names)[labels]
+        return labels if labels.ndim == 1 else list(labels)
+
+
+def data_frame(content: Any) -> Any:
+    """Return a pandas data frame of columns by name, or of rows; PefllError without pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise PefllError("a data frame needs pandas: pip install 'pefll[files]'", code="PEFLL-T627") from error
+    return pandas.DataFrame(content)
+
+
+def personal_model(method: Method[Any], cohort: SerialCohort, theta: Tensor, spec: ModelSpec) -> PersonalModel:
+    """Return the personal model of the only client of a cohort.
+
+    Args:
+        method: the method.
+        cohort: a cohort of one client.
+        theta: what `method.personalize` returned for it, [1, D].
+        spec: of the run's models.
+    """
+    # The models of some methods are more than a network with weights.
+    make = getattr(method, "personal_module", None)
+    module = make(cohort, theta) if make else method.problem.model.with_parameters(theta[0])
+    neighbours = module.settings if isinstance(module, NeighbourModel) else None
+    return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours))
+
+
+def client_models(
+    method: Method[Any], server: Tree, config: Config, spec: ModelSpec, federation: Federation, clients: Iterable[int]
+) -> Generator[PersonalModel, None, None]:
+    """Yield the personal model of each of some clients of a federation; seen clients use what they kept in training.
+
+    Args:
+        method: the trained method.
+        server: the method's state.
+        config: of the run.
+        spec: of the run's models.
+        federation: has the clients' samples.
+        clients: numbers of clients.
+    """
+    if not len(federation.rows):
+        raise PefllError(
+            f"{federation.name}: the clients' samples are on other machines, so their models cannot be made here",
+            code="PEFLL-T626",
+        )
+    engine = SerialEngine(federation, method, config.seed, 0, dtype_of(config.precision))
+    with closing(engine), torch.no_grad():
+        server = map_tree(engine.cast, server)
+        for client in clients:
+            ((_, cohort),) = engine.cohorts(np.array([client], dtype=np.int64))
+            yield personal_model(method, cohort, method.personalize(server, cohort), spec)
+
+
+def predictions_of(
+    models: Iterable[PersonalModel],
+    federation: Federation,
+    clients: Sequence[int],
+    split: int,
+    *,
+    classifies: bool,
+    watch: Monitor,
+) -> Predictions:
+    """Return the predictions of clients' models for the clients' own samples of a split.
+
+    Args:
+        models: the model of each client.
+        federation: has the samples.
+        clients: the clients' numbers.
+        split: number of the split.
+        classifies: whether the models have probabilities of classes.
+        watch: gets the number of clients done.
+    """
+    rows, predicted, chances, owner = [], [], [], []
+    for done, (client, model) in enumerate(zip(clients, models, strict=True), start=1):
+        mine = federation.indices(client, split).cpu()
+        if len(mine):
+            x = federation.x.cpu()[mine].numpy()
+            if classifies:
+                chances.append(model.probabilities(x))
+            predicted.append(chances[-1].argmax(axis=1) if classifies else model.predict(x))
+            rows.append(mine.numpy())
+            owner.append(np.full(len(mine), client, dtype=np.int64))
+        watch.at(done)
+    if not rows:
+        who = "the client has" if len(clients) == 1 else f"none of the {len(clients):,} clients has"
+        missing = f"no {SPLITS[split]} sample" if len(clients) == 1 else f"a {SPLITS[split]} sample"
+        raise PefllError(f"{federation.name}: {who} {missing}; choose another split", code="PEFLL-T628")
+    sample = np.concatenate(rows)
+    return Predictions(
+        client=np.concatenate(owner),
+        sample=sample,
+        label=federation.y.cpu().numpy()[sample],
+        predicted=np.concatenate(predicted),
+        probabilities=np.concatenate(chances) if classifies else None,
+        names=tuple(map(federation.name_of, range(federation.num_clients))),
+        class_names=federation.class_names,
+    )
+
+
+def numbers_of(federation: Federation, clients: Any) -> list[int]:
+    """Return the numbers of clients: of one client, of a list of clients, or of all for None.
+
+    An integer is a client's number in the federation; a text is its name in the data.
+    """
+    if clients is None:
+        return list(range(federation.num_clients))
+    listed = [clients] if isinstance(clients, str) or not hasattr(clients, "__iter__") else list(clients)
+    names = {federation.name_of(one): one for one in range(federation.num_clients)} if listed else {}
+    return [_number_of(federation, one, names) for one in listed]
+
+
+def _number_of(federation: Federation, client: Any, names: dict[str, int]) -> int:
+    if isinstance(client, str):
+        if client not in names:
+            raise PefllError(
+                f"{federation.name} has no client {client!r}; its clients are called {first_few(names)}",
+                code="PEFLL-T625",
+            )
+        return names[client]
+    try:
+        number = operator.index(client)
+    except TypeError as error:
+        raise PefllError(
+            f"the client is {shown(client)}; give its number in the federation, or its name as a text",
+            code="PEFLL-T625",
+        ) from error
+    if isinstance(client, bool) or not 0 <= number < federation.num_clients:
+        raise PefllError(
+            f"{federation.name} has no client number {client}; its clients are 0..{federation.num_clients - 1}",
+            code="PEFLL-T625",
+        )
+    return number

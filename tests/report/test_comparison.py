@@ -1,0 +1,157 @@
+"""Comparisons of runs: the figures, the best, the paired test, and three formats."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import pefll
+from pefll.core.errors import PefllError
+from pefll.report import compare, show
+from pefll.report.comparison import Column
+from pefll.report.significance import Pair, paired_bootstrap
+from pefll.runs.record import RunFolder
+
+from .conftest import MakeRun
+
+SEEN, UNSEEN = Column("seen", "per_sample"), Column("unseen", "per_sample")
+
+
+def counts(correct: list[int]) -> dict[str, Any]:
+    group = {"samples": [10] * len(correct), "correct": correct, "masked": correct}
+    return {"client_counts": {"seen": group, "unseen": {"samples": [4], "correct": [2], "masked": [2]}}}
+
+
+@pytest.fixture
+def three(make_run: MakeRun) -> list[RunFolder]:
+    """PeFLL with two seeds, FedAvg with two seeds, and one run of another setting that is as good as PeFLL."""
+    return [
+        make_run("all/pefll/seed-0", seed=0, seen=0.80, unseen=0.70, **counts([8] * 30)),
+        make_run("all/pefll/seed-1", seed=1, seen=0.84, unseen=0.72, **counts([8] * 29 + [9])),
+        make_run("all/fed_avg/seed-0", method="fedavg", seed=0, seen=0.60, unseen=0.90, **counts([6] * 30)),
+        make_run("all/fed_avg/seed-1", method="fedavg", seed=1, seen=0.62, unseen=0.80, **counts([6] * 30)),
+        make_run("all/other", settings={"lr": 0.1}, seed=0, seen=0.818, **counts([8] * 29 + [7])),
+    ]
+
+
+def test_means_the_best_and_the_paired_test(three: list[RunFolder], make_run: MakeRun) -> None:
+    make_run("all/going", finished=False)
+    found = compare(three[0].path.parents[1])
+    assert found.unfinished == ["going"]
+    assert found.columns == [SEEN, UNSEEN]
+    assert [row.runs.label for row in found.rows] == ["fedavg", "pefll lr 0.1", "pefll"]
+    fedavg, other, mine = (row.cells[SEEN] for row in found.rows)
+    assert mine.values == pytest.approx([80, 84])
+    assert (fedavg.best, other.best, mine.best) == (False, False, True)
+    pairs = [Pair(*(np.array(one) for one in ([10] * 30, [6] * 30, [8] * 29 + [last]))) for last in (8, 9)]
+    assert fedavg.behind == paired_bootstrap(pairs)
+    assert fedavg.is_worse
+    assert other.behind is not None, "one seed that both have"
+    assert not other.is_worse, "two samples' difference is chance"
+    assert mine.behind is None
+    assert fedavg.text == f"61.0 ± {statistics.stdev([60, 62]):.1f}*"
+    assert [row.cells[UNSEEN].best for row in found.rows] == [True, False, False]
+
+
+def test_markdown_latex_and_csv(three: list[RunFolder], tmp_path: Path) -> None:
+    found = compare([folder.path for folder in three], ["per_sample", "masked", "worst_tenth"])
+    for name in ("a/t.md", "a/t.tex", "a/t.csv"):
+        found.write(tmp_path / name)
+    lines = (tmp_path / "a/t.md").read_text().splitlines()
+    assert lines[0].startswith("| runs | n | seen | unseen | seen, masked | unseen, masked | seen, worst tenth |")
+    assert lines[2].startswith("| pefll | 2 | **82.0 ± 2.8** | 71.0 ± 1.4 | **84.0 ± 2.8** |")
+    assert lines[3].startswith("| fedavg | 2 | 61.0 ± 1.4\\* | **85.0 ± 7.1** |")
+    assert lines[4].startswith("| pefll lr 0.1 | 1 | 81.8 |")
+    assert all(line.count("|") == 9 for line in lines[:5])
+    latex = (tmp_path / "a/t.tex").read_text()
+    assert r"pefll & 2 & \textbf{82.0 $\pm$ 2.8} & 71.0 $\pm$ 1.4 &" in latex
+    assert r"fedavg & 2 & 61.0 $\pm$ 1.4$^*$ &" in latex
+    assert latex.count(r"\\") == 4
+    assert r"\begin{tabular}{lrrrrrrr}" in latex
+    rows = list(csv.DictReader((tmp_path / "a/t.csv").open(encoding="utf-8")))
+    assert len(rows) == 3 * 6
+    fedavg = next(row for row in rows if row["method"] == "fedavg" and row["measure"] == "per_sample")
+    assert (fedavg["clients"], fedavg["mean"], fedavg["seeds"], fedavg["best"]) == ("seen", "61.0000", "2", "0")
+    assert float(fedavg["low"]) <= float(fedavg["behind_best"]) <= float(fedavg["high"])
+    assert float(fedavg["p"]) < 0.05
+    assert {row["p"] for row in rows if row["measure"] == "worst_tenth"} == {""}, "there are no counts for a test"
+
+
+def test_what_latex_and_markdown_take_for_marks(make_run: MakeRun) -> None:
+    folders = [make_run(f"r{k}", settings={"a_b": text}) for k, text in enumerate(["50%", "x|y", r"\&#{}~^$", "*z*"])]
+    latex = compare([folder.path for folder in folders]).latex()
+    assert r"pefll a\_b 50\%" in latex
+    assert r"\textbackslash{}\&\#\{\}\textasciitilde{}\textasciicircum{}\$" in latex
+    text = compare([folder.path for folder in folders]).markdown()
+    assert r"pefll a\_b x\|y" in text
+    assert r"\*z\*" in text
+
+
+def test_rows_of_other_data_are_compared_among_themselves(make_run: MakeRun) -> None:
+    make_run("x/a", **counts([9] * 9))
+    make_run("x/b", method="fedavg", seen=0.9, **counts([9] * 9))
+    make_run("x/c", asked={"data": "cifar100", "data_sha256": "z"}, dataset="CIFAR-100", seen=0.3, **counts([3] * 9))
+    folder = make_run("x/d", method="fedavg", asked={"data_sha256": "other samples"}, **counts([9] * 9))
+    found = compare(folder.path.parent)
+    assert [(row.data, row.cells[SEEN].best) for row in found.rows] == [
+        ("CIFAR-10, by-class 2, 100 clients (a)", False),
+        ("CIFAR-10, by-class 2, 100 clients (a)", True),
+        ("CIFAR-100, by-class 2, 100 clients", True),
+        ("CIFAR-10, by-class 2, 100 clients (d)", True),
+    ]
+    assert found.markdown().startswith("| data | runs | n |")
+    assert found.latex().count(r"\midrule") == 3
+
+
+@pytest.mark.parametrize(
+    "bad", [None, 5, {"seen": 3}, {"seen": {"samples": [1]}}, {"seen": {"samples": ["a"], "correct": [[1]]}}]
+)
+def test_without_counts_there_is_no_test(make_run: MakeRun, bad: Any) -> None:
+    folders = [make_run("a", **counts([8] * 9)), make_run("b", method="fedavg", seen=0.1, client_counts=bad)]
+    (_, other) = compare([folder.path for folder in folders]).rows
+    assert other.cells[SEEN].behind is None
+
+
+def test_other_clients_or_seeds_are_no_pairs(make_run: MakeRun) -> None:
+    best = make_run("a", **counts([8] * 9))
+    other_seed = make_run("b", method="fedavg", seed=1, seen=0.1, **counts([1] * 9))
+    other_clients = make_run("c", method="local", seen=0.1, **counts([1] * 8))
+    found = compare([folder.path for folder in (best, other_seed, other_clients)])
+    assert [row.cells[SEEN].behind for row in found.rows] == [None] * 3
+
+
+def test_what_cannot_be_compared(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a")
+    for ask, code in (
+        (lambda: compare(make_run("b", finished=False).path), "PEFLL-O621"),
+        (lambda: compare(run.path, "accuracy"), "PEFLL-A101"),
+        (lambda: compare(tmp_path / "nowhere"), "PEFLL-R120"),
+        (lambda: compare(5), "PEFLL-A"),
+        (lambda: compare(run.path).write(tmp_path / "t.docx"), "PEFLL-O620"),
+    ):
+        with pytest.raises(PefllError, match=code):
+            ask()
+
+
+def test_show_writes_tables_and_formats(three: list[RunFolder], console: Console, tmp_path: Path) -> None:
+    paths = [folder.path for folder in three]
+    written = show(paths, tmp_path / "out", console, ["pdf", "svg"], ["md", "tex"], ["masked"])
+    names = ["curves.pdf", "curves.svg", "comparison.md", "comparison.tex"]
+    assert [path.name for path in written] == names
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
+    assert (tmp_path / "out" / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert "seen, masked" in (tmp_path / "out" / "comparison.md").read_text()
+    for wrong in (["bmp"], ["md"], ["per_sample"]), (["png"], ["docx"], ["per_sample"]), (["png"], ["md"], ["loss"]):
+        with pytest.raises(PefllError, match="PEFLL-A101"):
+            show(paths, tmp_path / "other", console, *wrong)
+    assert not (tmp_path / "other").exists()
+
+
+def test_python_has_it() -> None:
+    assert pefll.compare is compare

@@ -1,0 +1,97 @@
+"""Models and predictions of a federation's own clients, and the history as a frame."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import pefll
+from pefll.methods import METHODS
+from tests.federations import ragged
+
+QUICK = {"rounds": 2, "clients_per_round": 3, "processes": 1, "model": "tiny"}
+SHORT = {"local": {"epochs": 2}, "pfedhn": {"new_rounds": 2, "local_steps": 2}}
+
+
+def named(federation):
+    names = tuple(f"user {number}" for number in range(federation.num_clients))
+    return dataclasses.replace(federation, names=names, class_names=("red", "green", "blue"))
+
+
+@pytest.fixture(scope="module")
+def run():
+    return pefll.fit(named(ragged()), **QUICK, local_steps=1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_clients_model_is_the_one_that_is_scored(method):
+    settings = SHORT.get(method, {})
+    trained = pefll.fit(ragged(clients=6), method, **QUICK | settings)
+    scores = trained.evaluate_clients()
+    found = trained.predictions()
+    assert found.client.tolist() == [one.client for one in scores for _ in range(one.samples)]
+    for one in scores:
+        mine = found.client == one.client
+        assert (found.predicted == found.label)[mine].sum() == one.correct
+        loss = -np.log(found.probabilities[mine, found.label[mine]]).sum()
+        assert math.isclose(loss, one.loss, rel_tol=1e-4, abs_tol=1e-4)
+    for client in (0, 5):  # seen and unseen
+        mine = found.client == client
+        x = trained.federation.x[found.sample[mine]]
+        model = trained.model_of(client)
+        np.testing.assert_allclose(model.probabilities(x), found.probabilities[mine], atol=1e-6)
+
+
+def test_a_saved_run_and_other_data(run, tmp_path):
+    federation = named(ragged())
+    trained = pefll.fit(federation, "pfedhn", **QUICK, local_steps=1, new_rounds=1, out=tmp_path / "run")
+    loaded = pefll.load(tmp_path / "run")
+    mine, theirs = trained.model_of("user 2"), loaded.model_of("user 2", federation)
+    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+    with pytest.raises(pefll.PefllError, match="PEFLL-T117"):
+        loaded.model_of(0)
+    assert len(run.predictions([0, 3], "train", ragged(seed=1))) == 1 + 9
+
+
+def test_clients_are_numbers_or_names(run):
+    both = run.predictions([np.int64(1), "user 4"], "train")
+    assert both.client.tolist() == [1] * 3 + [4] * 40
+    assert run.predictions("user 4", "train").client.tolist() == [4] * 40
+    assert run.federation.y[both.sample].tolist() == both.label.tolist()
+    for wrong in ("user 9", 8, -1, 1.0, True, None):
+        with pytest.raises(pefll.PefllError, match="PEFLL-T625"):
+            run.model_of(wrong)
+    with pytest.raises(pefll.PefllError, match="PEFLL-T102"):
+        run.predictions(split=1)
+    empty = dataclasses.replace(run.federation, count=run.federation.count * torch.tensor([[1], [1], [0]]))
+    for who in (None, 3):
+        with pytest.raises(pefll.PefllError, match="PEFLL-T628"):
+            run.predictions(who, federation=empty)
+    elsewhere = dataclasses.replace(run.federation, rows=run.federation.rows[:0])
+    with pytest.raises(pefll.PefllError, match="PEFLL-T626"):
+        run.predictions(federation=elsewhere)
+
+
+def test_frames(run, monkeypatch):
+    pytest.importorskip("pandas")
+    found = run.predictions("user 3")
+    frame = found.frame()
+    assert list(frame.columns) == ["client", "sample", "label", "predicted", "probability"]
+    assert set(frame.client) == {"user 3"}
+    assert frame.label.tolist() == [("red", "green", "blue")[k] for k in found.label]
+    assert frame.probability.tolist() == found.probabilities.max(axis=1).tolist()
+    history = run.history_frame()
+    assert history["round"].tolist() == [row["round"] for row in run.history]
+    assert history.seen_per_sample.tolist() == [row["seen"]["per_sample"] for row in run.history]
+    assert {"unseen_masked", "seconds", "bytes_up"} <= set(history.columns)
+    none = dataclasses.replace(run, history=[*run.history, {"round": 9, "seen": None, "unseen": None}])
+    assert math.isnan(none.history_frame().seen_per_sample.iloc[-1])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for ask in (run.history_frame, found.frame):
+        with pytest.raises(pefll.PefllError, match="PEFLL-T627"):
+            ask()
