@@ -338,14 +338,14 @@ def test_adam(scaled, decay):
     second = random(3000, seed=3).square()
     step = torch.full((), 7, device=DEVICE)
 
-    scale = torch.full((), 0.6, device=DEVICE)
+    scale, rate = torch.full((), 0.6, device=DEVICE), torch.full((), 1e-2, device=DEVICE)
 
-    def run(parameters, gradient, first, second, scale):
-        moments = Moments(first, second)
-        after, moments = adam(parameters, gradient, moments, step, Adam(1e-2, decay), scale if scaled else None)
+    def run(parameters, gradient, first, second, scale, rate):
+        moments, lr = Moments(first, second), rate if scaled else 1e-2  # a schedule's rate is on the device
+        after, moments = adam(parameters, gradient, moments, step, Adam(lr, decay), scale if scaled else None)
         return after, *moments
 
-    narrow, wide = both(run, parameters, gradient, first, second, scale)
+    narrow, wide = both(run, parameters, gradient, first, second, scale, rate)
     for got, wanted in zip(narrow, wide, strict=True):
         close(got, wanted)
 

@@ -257,5 +257,5 @@ def adam(
     if not vectors.splits(parameters, len(along)):
         along = (as_vector(gradient),)
     old, in_place = (parameters, *moments), recorded.may_overwrite()
-    changed, *after = vectors.adam(old, along, step, scale, *settings, in_place=in_place)
+    changed, *after = vectors.adam(old, along, step, scale, settings, in_place=in_place)
     return changed, Moments(*after)

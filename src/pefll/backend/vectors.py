@@ -27,7 +27,7 @@ from pefll.backend.mapped import (
 from pefll.backend.recorded import is_differentiated
 from pefll.core import derivatives, tree
 from pefll.core.reference import fast
-from pefll.methods.optim import SGD
+from pefll.methods.optim import SGD, Adam
 from pefll.models import network
 
 MOST_PARTS = 128  # limit for the parts of a vector, because a kernel has a branch for each part
@@ -40,7 +40,7 @@ _SGD_ARGUMENTS = (
     "float lr, float momentum, float decay, float? clip, float proximal"
 )
 _ADAM_ARGUMENTS = (
-    "Tensor[] gradient, Tensor step, Tensor? scale, "
+    "Tensor[] gradient, Tensor step, Tensor? scale, Tensor? rate, "
     "float lr, float decay, float first_decay, float second_decay, float epsilon"
 )
 
@@ -221,8 +221,7 @@ def sgd(
         in_place: whether to overwrite `theta` and `velocity`. They are not overwritten in the first step, if something
             is differentiated, or if clients share one of the two.
     """
-    # A schedule's rate stays on the device, because a CUDA graph keeps every Python number.
-    rate, lr = (settings.lr, 0.0) if isinstance(settings.lr, Tensor) else (None, settings.lr)
+    rate, lr = _rate_of(settings)
     numbers = [lr, *settings[1:]]
     rest = active, towards if settings.proximal else None, rate
     if in_place and velocity is not None and _can_overwrite(theta, velocity, (*gradient, *rest)):
@@ -232,6 +231,11 @@ def sgd(
         return theta, velocity
     result: tuple[Tensor, Tensor] = apply(_SGD, theta, velocity, *rest, numbers, *gradient)
     return result
+
+
+def _rate_of(settings: SGD | Adam) -> tuple[Tensor | None, float]:
+    """Return the learning rate as a tensor [] or as a number. A CUDA graph keeps numbers: a schedule needs a tensor."""
+    return (settings.lr, 0.0) if isinstance(settings.lr, Tensor) else (None, settings.lr)
 
 
 def _can_overwrite(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]) -> bool:
@@ -252,7 +256,9 @@ def norm(gradient: tuple[Tensor, ...]) -> Tensor:
 def adam(
     old: tuple[Tensor, Tensor, Tensor],
     gradient: tuple[Tensor, ...],
-    *numbers: Tensor | float | None,
+    step: Tensor,
+    scale: Tensor | None,
+    settings: Adam,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters, first and second moments, each [D], after one step of Adam.
@@ -260,9 +266,13 @@ def adam(
     Args:
         old: parameters, first and second moments before the step.
         gradient: consecutive parts of a vector [D], of any shapes.
-        numbers: step, scale, and the fields of `pefll.methods.optim.Adam`.
+        step: int64 [], number of the step; 1 for the first step.
+        scale: factor [] of the gradient; None for 1.
+        settings: hyper-parameters.
         in_place: whether to overwrite the tensors of `old`. They are not overwritten if one is not contiguous.
     """
+    rate, lr = _rate_of(settings)
+    numbers = (step, scale, rate, lr, *settings[1:])
     if in_place and all(part.is_contiguous() for part in old):
         _adam_in_place(*old, list(gradient), *numbers)
         return old

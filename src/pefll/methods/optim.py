@@ -116,14 +116,14 @@ class Adam(NamedTuple):
     """Hyper-parameters of the server's optimiser. They mean the same as in torch.
 
     Attributes:
-        lr: learning rate.
+        lr: learning rate; a tensor [] if it follows a schedule.
         decay: weight decay, added to the gradient.
         first_decay: β₁, decay of the first moment.
         second_decay: β₂, decay of the second moment.
         epsilon: added to the square root of the second moment.
     """
 
-    lr: float
+    lr: float | Tensor
     decay: float = 0.0
     first_decay: float = 0.9
     second_decay: float = 0.999

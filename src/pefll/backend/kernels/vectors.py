@@ -108,8 +108,9 @@ def _sgd(
 
 @triton.jit
 def _adam(
-    p, parts, m, v, step, scale, new_p, new_m, new_v, lr, decay, first_decay, second_decay, epsilon,
-    STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    p, parts, m, v, step, scale, rate, new_p, new_m, new_v, lr, decay, first_decay, second_decay, epsilon,
+    STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, RATED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each program computes a block. The outputs may be the inputs."""
     block = tl.program_id(0).to(tl.int64)  # offsets in a vector of one part may need 64 bits
@@ -128,6 +129,8 @@ def _adam(
     mean = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
     square = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
     change = (mean / unbias_first) / (tl.sqrt(square / unbias_second) + epsilon)
+    if RATED:
+        lr = tl.load(rate).to(tl.float32)
     tl.store(new_p + at, here - lr * change, mask=there)
     tl.store(new_m + at, mean, mask=there)
     tl.store(new_v + at, square, mask=there)
@@ -216,6 +219,7 @@ def adam(
     second: Tensor,
     step: Tensor,
     scale: Tensor | None,
+    rate: Tensor | None,
     lr: float,
     decay: float,
     first_decay: float,
@@ -233,8 +237,9 @@ def adam(
     old = (parameters, first, second)
     new = old if in_place else tuple(torch.empty_like(part) for part in old)
     _adam[(layout["BLOCKS"][-1],)](
-        parameters, tuple(rows), first, second, step, step if scale is None else scale, *new, lr, decay, first_decay,
-        second_decay, epsilon, **layout, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
+        parameters, tuple(rows), first, second, step, step if scale is None else scale, step if rate is None else rate,
+        *new, lr, decay, first_decay, second_decay, epsilon, **layout, SCALED=scale is not None,
+        RATED=rate is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return new
 
