@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.core.schedules import cosine, parse_schedule, step
 from pefll.engines import cuda_queue
 from pefll.engines.device_queue import NO_INPUTS
-from pefll.engines.round_plan import CONSTANT, RoundPlan
+from pefll.engines.round_plan import CONSTANT, UNIFORM, RoundPlan
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
@@ -34,8 +34,8 @@ def test_factors():
     assert [parse_schedule("cosine 0.2", "lr_schedule", 4)(t) for t in (0, 2, 4)] == pytest.approx([1.0, 0.6, 0.2])
     assert [parse_schedule("step 3 0.5", "lr_schedule", 9)(t) for t in (0, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.25]
     assert parse_schedule("constant", "lr_schedule", 4) is None
-    assert plan_of(pefll.runs.config.Config()).rates(7) is not CONSTANT
-    assert plan_of(pefll.runs.config.Config()).rates(7) == CONSTANT
+    assert plan_of(pefll.runs.config.Config(), pefll.FedAvg()) is UNIFORM
+    assert UNIFORM.rates(7) == CONSTANT
 
 
 def test_every_method_with_rounds_says_which_rates_follow_a_schedule():

@@ -199,9 +199,11 @@ def train(
     }
     given = {name: value for name, value in given.items() if value is not None}
     allow(*(given.get(name) for name in ("method", "model", "sampling", "lr_schedule", "server_lr_schedule")))
-    callbacks = loggers_of(",".join([*(["tensorboard"] if tensorboard else []), *([log] if log is not None else [])]))
+    loggers = ",".join(name for name in ("tensorboard" if tensorboard else "", log or "") if name)
+    callbacks, again = (loggers_of(loggers), f" --log {loggers}") if loggers else ([], "")
     if early_stopping is not None:
         callbacks.append(EarlyStopping(early_stopping))
+        again += f" --early-stopping {early_stopping}"
     if seeds is not None and (seed is not None or resume is not None):
         raise PefllError(
             "--seeds is for new runs, without --seed; --resume RUN resumes all seeds in RUN",
@@ -257,12 +259,12 @@ def train(
     try:
         trained = fitting.runs_or_error(specs, fitting.train_all(specs, err, callbacks=callbacks))
     except Stopped as stopped:
-        say(err, f"{_saved(stopped, len(specs))} Go on with: {_resume_command(target, configs[0])}")
+        say(err, f"{_saved(stopped, len(specs))} Go on with: {_resume_command(target, configs[0], again)}")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
         if not any(manifest.newest_first(each.checkpoints) for each in folders):
             raise
-        say(err, f"Stopped at once. Go on from the last checkpoint with: {_resume_command(target, configs[0])}")
+        say(err, f"Stopped at once. Go on from the last checkpoint with: {_resume_command(target, configs[0], again)}")
         sys.exit(INTERRUPTED)
     except fitting.RunsFailed as failed:
         if failed.runs:
@@ -280,7 +282,8 @@ def train(
     say(out, f"Next: pefll show {target}")
 
 
-def _resume_command(folder: Path, config: Config) -> str:
+def _resume_command(folder: Path, config: Config, again: str) -> str:
+    """Return the command that goes on with a run; `again` has the options that a run does not keep."""
     code = own_code(
         method=config.method,
         model=config.model,
@@ -288,7 +291,7 @@ def _resume_command(folder: Path, config: Config) -> str:
         lr_schedule=config.lr_schedule,
         server_lr_schedule=config.server_lr_schedule,
     )
-    return f"pefll train --resume {folder}{code}"
+    return f"pefll train --resume {folder}{code}{again}"
 
 
 def _saved(stopped: Stopped, runs: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,10 @@ class ActiveRun:
     stopped_by: str = ""
     failure: PefllError | None = None
     tell: Callable[[str], None] = warnings.warn
+
+    def ends(self, asked_to_stop: Sequence[int]) -> bool:
+        """Return whether no more rounds start, because of signals so far or because a callback failed."""
+        return bool(asked_to_stop) or self.failure is not None
 
 
 class Callback:

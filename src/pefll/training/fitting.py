@@ -83,16 +83,18 @@ def fit(
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
     """
     check_is_federation(federation)
-    settings, functions = with_functions(settings, lr_schedule, server_lr_schedule, sampling)
+    named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     if config is None:
-        config = _config(federation, name, model, rounds, seed, settings)
+        config = _config(federation, name, model, rounds, seed, settings | named)
     elif not isinstance(config, Config):
         raise PefllError(
             f"config is {arguments.shown(config)}; give a pefll.runs.config.Config, or leave it out and give settings "
             "as arguments, such as rounds=100",
             code="PEFLL-A017",
         )
+    elif named:
+        config = dataclasses.replace(config, **named)
     specs = [resolve(config, federation, folder, model=model, functions=functions)]
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))[0]
 
@@ -138,13 +140,13 @@ def fit_seeds(
     seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must differ from each other; give at least one seed", code="PEFLL-T104")
-    settings, functions = with_functions(settings, lr_schedule, server_lr_schedule, sampling)
+    named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
         check_is_federation(data)
-        config = _config(data, name, model, rounds, seed, settings)
+        config = _config(data, name, model, rounds, seed, settings | named)
         of_seed = folder and seed_folder(folder, seed)
         specs.append(resolve(config, data, of_seed, model=model, runs=len(seeds), functions=functions))
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))
@@ -327,10 +329,10 @@ def _with_cause(error: PefllError, federation: Federation) -> PefllError:
     return Diverged(f"{error.args[0]}, but first look at the data: {causes[0]}", error.code) if causes else error
 
 
-def with_functions(
-    settings: dict[str, Any], lr_schedule: Any, server_lr_schedule: Any, sampling: Any
+def names_and_functions(
+    lr_schedule: Any, server_lr_schedule: Any, sampling: Any
 ) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
-    """Return the settings with the names of schedules and sampling, and the functions that the user gave for them.
+    """Return the settings that differ from their defaults, as texts, and the functions that the user gave for them.
 
     A run's config has the name module:function of a function. A resumed run needs the function again.
     """
@@ -343,8 +345,7 @@ def with_functions(
     texts = {name: arguments.text(value, name) for name, value in given.items() if name not in functions}
     allow(*texts.values())
     defaults = {each.name: each.default for each in dataclasses.fields(Config)}
-    chosen = {name: value for name, value in (texts | names).items() if value != defaults[name]}
-    return settings | chosen, functions
+    return {name: value for name, value in (texts | names).items() if value != defaults[name]}, functions
 
 
 def _checked_arguments(

@@ -62,11 +62,11 @@ def train(
     # A GPU does its rounds in a stream that it shares with other runs, so its first rounds say little.
     estimate = None if pipeline.works_on else Estimate(config.rounds, runs_at_once)
     try:
-        while run.round < config.rounds and not run.stopped_by and not (ends(run, asked_to_stop) and pipeline.idle):
-            if not ends(run, asked_to_stop):
+        while run.round < config.rounds and not run.stopped_by and not (run.ends(asked_to_stop) and pipeline.idle):
+            if not run.ends(asked_to_stop):
                 pipeline.launch()  # the next rounds, with the evaluation and the checkpoint that are due
                 yield  # other runs have a turn
-            for stretch in pipeline.finished(partial(ends, run, asked_to_stop)):
+            for stretch in pipeline.finished(partial(run.ends, asked_to_stop)):
                 run.round = progress.round = stretch.last
                 progress.train_seconds += stretch.rounds.seconds
                 if estimate is not None and (sentence := estimate.after(stretch)):
@@ -100,11 +100,6 @@ def train(
         saver.close()
     if run.round < config.rounds:
         say(f"{run.spec.title}: ended after round {run.round} of {config.rounds} by {run.stopped_by}")
-
-
-def ends(run: ActiveRun, asked_to_stop: Sequence[int]) -> bool:
-    """Return whether no more rounds start, because of a signal or because a callback failed."""
-    return bool(asked_to_stop) or run.failure is not None
 
 
 def _saved(callbacks: Sequence[Callback], run: ActiveRun, round_: int) -> None:

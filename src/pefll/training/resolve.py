@@ -128,7 +128,7 @@ def resolve(
     # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
     check_claim(folder, config, model_spec)
     kept = None if tunes else folder  # a trial of a search keeps no weights to load
-    finished, hardware, plan = finished_state(kept, config.rounds), TO_READ, UNIFORM
+    finished, hardware = finished_state(kept, config.rounds), TO_READ
     c = clients_per_round(config, federation)
     if finished is None:
         hardware = pick_hardware(problem, config.device, config.engine, config.precision, config.processes)
@@ -138,10 +138,9 @@ def resolve(
                 f"vector engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
                 code="PEFLL-T125",
             )
-        plan = plan_of(config, functions)
         check_memory(hardware, config.method, config.settings, problem, federation, c, runs)
     method = build_method(config.method, problem, config.settings)
-    check_rates(config, plan, method)
+    plan = plan_of(config, method, functions) if finished is None else UNIFORM
     if not method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
         finished = finished or finished_state(kept, 0)
@@ -183,13 +182,16 @@ def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, m
     )
 
 
-def plan_of(config: Config, functions: Functions = NO_FUNCTIONS) -> RoundPlan:
+def plan_of(config: Config, method: Method[Any], functions: Functions = NO_FUNCTIONS) -> RoundPlan:
     """Return the sampling and the schedules that a config names; PefllError if one of them cannot be used.
 
     Args:
         config: the run's settings.
+        method: must have a learning rate for each schedule.
         functions: the user's functions that were given in Python, by the names of their settings.
     """
+    if (config.sampling, config.lr_schedule, config.server_lr_schedule) == ("uniform", "constant", "constant"):
+        return UNIFORM
 
     def schedule(name: str) -> Schedule | None:
         given = functions.get(name)
@@ -203,11 +205,12 @@ def plan_of(config: Config, functions: Functions = NO_FUNCTIONS) -> RoundPlan:
 
     given = functions.get("sampling")
     sampling = parse_sampling(config.sampling) if given is None else checked_sampling(given)
-    schedules = schedule("lr_schedule"), schedule("server_lr_schedule")
-    return RoundPlan(*schedules, sampling) if sampling or any(schedules) else UNIFORM
+    plan = RoundPlan(schedule("lr_schedule"), schedule("server_lr_schedule"), sampling)
+    _check_rates(config, plan, method)
+    return plan
 
 
-def check_rates(config: Config, plan: RoundPlan, method: Method[Any]) -> None:
+def _check_rates(config: Config, plan: RoundPlan, method: Method[Any]) -> None:
     """Raise PefllError if a method has no learning rate that follows a schedule of the plan."""
     for name, schedule, rates, whose in (
         ("lr_schedule", plan.client_schedule, "client_rates", "clients"),
