@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+import sys
+from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 
 import pytest
+import torch
 
 import pefll
-from tests.federations import ragged
+from pefll.methods.averaging import update
+from pefll.methods.optim import SGD, sgd_on_loss
+from tests.federations import flat, ragged
 from tests.test_documents import ROOT
 
 PAGE = (ROOT / "docs" / "training.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-QUICK = {"clients_per_round": 2, "local_steps": 1, "eval_every": 1, "processes": 1, "device": "cpu"}
+QUICK = {"clients_per_round": 2, "eval_every": 1, "processes": 1, "device": "cpu"}
 
 
 @pytest.fixture(params=["serial", "vector"])
@@ -22,7 +28,8 @@ def engine(request, monkeypatch):
     fit = pefll.fit
 
     def quickly(federation, method, *, rounds, **settings):
-        return fit(federation, method, rounds=min(rounds, 6), engine=request.param, **QUICK, **settings)
+        steps = {} if isinstance(method, pefll.BaseMethod) else {"local_steps": 1}
+        return fit(federation, method, rounds=min(rounds, 6), engine=request.param, **QUICK, **steps, **settings)
 
     monkeypatch.setattr(pefll, "fit", quickly)
     return request.param
@@ -56,6 +63,23 @@ def test_schedules(engine):
     run = run_example("def warm_up")["run"]
     assert run.config.server_lr_schedule == "step 100 0.5"
     assert run.config.lr_schedule.endswith(":warm_up")
+
+
+def test_a_proximal_term(engine, monkeypatch):
+    module = ModuleType("shown_near")
+    vars(module).update(dataclass=dataclass, pefll=pefll, SGD=SGD, update=update, sgd_on_loss=sgd_on_loss)
+    module.federation = ragged(clients=4)
+    monkeypatch.setitem(sys.modules, "shown_near", module)
+    (code,) = [example for example in EXAMPLES if "proximal" in example]
+    assert len(code.splitlines()) <= 15
+    exec(code, vars(module))
+    # One step begins at the initial model, where the term has no gradient. Two steps feel it.
+    models = [
+        flat(pefll.fit(module.federation, module.Near(mu=mu, local_steps=steps, client_lr=0.5), rounds=1).final)
+        for mu, steps in ((0.0, 1), (0.9, 1), (0.0, 2), (0.9, 2))
+    ]
+    torch.testing.assert_close(models[0], models[1], rtol=0, atol=0)
+    assert (models[2] - models[3]).abs().max() > 1e-3
 
 
 def test_sampling(engine):

@@ -75,7 +75,9 @@ def checked_function(function: Any, name: str) -> Schedule:
             value = plain(function(t))
         except Exception as error:  # a user's function may raise anything
             why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
-            raise PefllError(f"the function {name} failed for round {t}: {why}", code="PEFLL-A552") from error
+            raise PefllError(
+                f"the function {name} failed for round {t}: {why}; correct it", code="PEFLL-A552"
+            ) from error
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise PefllError(
                 f"the function {name} returned {shown(value)} for round {t}; it must return a finite number, 0 or more",

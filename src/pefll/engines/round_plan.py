@@ -71,7 +71,9 @@ class RoundPlan:
             ids = np.asarray(chosen)
         except Exception as error:  # a user's function may raise anything
             why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
-            raise PefllError(f"the function sampling failed for round {t}: {why}", code="PEFLL-E550") from error
+            raise PefllError(
+                f"the function sampling failed for round {t}: {why}; correct it", code="PEFLL-E550"
+            ) from error
         whole = ids.ndim == 1 and (ids.dtype.kind in "iu")
         if not whole or len(ids) != size or len(np.unique(ids)) != size or ids.min() < 0 or ids.max() >= len(samples):
             raise PefllError(

@@ -125,11 +125,13 @@ class Guarded(Callback):
 
     def _failure(self, run: ActiveRun, event: str, error: Exception) -> PefllError:
         """Return the error that ends the run. The text of a PefllError is a sentence already."""
-        code = error.code if isinstance(error, PefllError) else "PEFLL-T550"
-        why = str(error.args[0]) if isinstance(error, PefllError) else fault(error)
-        why = why or f"{type(error).__name__}: {first_line(error)}"
-        saved = f"; its {counted(run.round, 'round')} are saved" if run.spec.folder and run.round else ""
-        return PefllError(f"{run.spec.title}: the callback {name_of(self)} failed in {event}: {why}{saved}", code=code)
+        where = f"{run.spec.title}: the callback {name_of(self)} failed in {event}"
+        saved = f"its {counted(run.round, 'round')} are saved" if run.spec.folder and run.round else ""
+        if isinstance(error, PefllError):
+            return PefllError("; ".join(part for part in (f"{where}: {error.args[0]}", saved) if part), error.code)
+        why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
+        advice = f"{saved}; correct the callback, or leave it out" if saved else "correct it, or leave it out"
+        return PefllError(f"{where}: {why}; {advice}", code="PEFLL-T550")
 
 
 class History(Callback):

@@ -59,8 +59,9 @@ def train(
         each.on_start(run)
     saver = Saver(engine, config, run.spec.folder, run.spec.model_spec, run.round, partial(_saved, callbacks, run))
     pipeline = Pipeline(engine, run.spec, progress, saver)
-    # A GPU does its rounds in a stream that it shares with other runs, so its first rounds say little.
-    estimate = None if pipeline.works_on else Estimate(config.rounds, runs_at_once)
+    # A GPU shares its time among runs, and real clients come and go: their first rounds say little.
+    on_cpu = engine.name in ("serial", "vector") and not pipeline.works_on
+    estimate = Estimate(config.rounds, runs_at_once) if on_cpu else None
     try:
         while run.round < config.rounds and not run.stopped_by and not (run.ends(asked_to_stop) and pipeline.idle):
             if not run.ends(asked_to_stop):
