@@ -55,8 +55,14 @@ def state(name: str, make: type, settings: dict, plan: RoundPlan, dtype: torch.d
         engine.close()
 
 
-@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
-@pytest.mark.parametrize("name", SCHEDULED)
+# The vector engine agrees with the serial one: see `test_engines_agree`.
+VARIATIONS = ("pefll-prior", "pefll-plus")
+
+
+@pytest.mark.parametrize("make", [SerialEngine, pytest.param(VectorEngine, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in VARIATIONS)) for name in SCHEDULED]
+)
 def test_a_factor_multiplies_the_rates_that_a_method_names(name, make):
     """A constant factor of a half is half the rates."""
     method, defaults = METHODS[name], pefll.methods.hyperparameters(name) | SETTINGS[name]
@@ -67,7 +73,9 @@ def test_a_factor_multiplies_the_rates_that_a_method_names(name, make):
     assert (found - state(name, make, {}, RoundPlan())).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pefll", "pfedme"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in VARIATIONS)) for name in SCHEDULED]
+)
 def test_engines_agree(name):
     plan = RoundPlan(step(1, 0.3), cosine(3) if METHODS[name].server_rates else None)
     serial, vector = (state(name, make, {}, plan) for make in (SerialEngine, VectorEngine))
