@@ -12,6 +12,7 @@ from pefll.core.errors import PefllError
 from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
+from pefll.training.callbacks import Guarded
 from tests.federations import flat, ragged
 from tests.test_training import Busy, Counting, busy_exams, run_loop, scripted
 
@@ -113,6 +114,78 @@ def test_a_run_that_a_callback_ends_is_a_shorter_run(tmp_path, engine):
     whole = pefll.fit(ragged(), "fedavg", rounds=21, out=tmp_path / "b", **settings)
     assert torch.equal(flat(longer.final), flat(whole.final))
     assert "stopped" not in longer.summary
+
+
+class Breaks(pefll.Callback):
+    """Fails at the second call of one event."""
+
+    def __init__(self, event: str, error: Exception, at: int = 2) -> None:
+        self.calls, self.error, self.at = 0, error, at
+        setattr(self, event, self.count)
+
+    def count(self, run, *rest):
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("event", "engine", "error", "code"),
+    [
+        ("on_evaluation", "serial", ValueError("bad row"), "PEFLL-T550"),
+        ("on_evaluation", "vector", PefllError("no more disk", code="PEFLL-A102"), "PEFLL-A102"),
+        ("on_rounds", "serial", KeyError("row"), "PEFLL-T550"),
+    ],
+)
+def test_a_run_whose_callback_fails_is_saved_and_goes_on_later(tmp_path, event, engine, error, code):
+    broken, other, settings = Breaks(event, error), Told(), QUICK | {"engine": engine, "checkpoint_every": 100}
+    with pytest.raises(PefllError, match=rf"the callback Breaks failed in {event}: .*{code}\]") as failed:
+        pefll.fit(ragged(), "fedavg", rounds=10, out=tmp_path, callbacks=[broken, other], **settings)
+    assert broken.calls == 2
+    saved = int(max((tmp_path / "checkpoints").iterdir()).name[-8:])
+    assert f"its {saved} rounds are saved" in str(failed.value)
+    assert 2 <= saved < 10
+    assert other.calls[-1] == ("end", 0, None)
+    again = pefll.fit(ragged(), "fedavg", rounds=10, out=tmp_path, **settings)
+    whole = pefll.fit(ragged(), "fedavg", rounds=10, **settings)
+    assert torch.equal(flat(again.final), flat(whole.final))
+    assert [row["round"] for row in again.history] == [2, 4, 6, 8, 10]
+
+
+def test_a_callback_that_fails_at_the_start_or_at_the_end(tmp_path):
+    for event, place in (("on_start", "a"), ("on_end", "b"), ("on_checkpoint", "c")):
+        broken = Breaks(event, RuntimeError("no"), at=1)
+        with pytest.raises(PefllError, match=rf"Breaks failed in {event}: .*PEFLL-T550"):
+            pefll.fit(ragged(), "fedavg", rounds=4, out=tmp_path / place, callbacks=[broken], **QUICK)
+    assert [path.name for path in (tmp_path / "a" / "checkpoints").iterdir()] == ["round-00000000"]
+    assert finished_state(RunFolder(tmp_path / "b"), 4) is not None
+    assert pefll.load(tmp_path / "b").summary["rounds"] == 4
+    assert list((tmp_path / "c" / "checkpoints").glob("round-00000004"))
+
+
+def test_a_callback_that_fails_for_one_seed_leaves_the_others(tmp_path):
+    class OneSeed(pefll.Callback):
+        def on_evaluation(self, run, row):
+            if run.spec.config.seed == 1:
+                raise ValueError("this seed")
+
+    with pytest.raises(pefll.RunsFailed, match=r"1 of 2 runs failed: seed 1: .*OneSeed") as failed:
+        pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], rounds=4, out=tmp_path, callbacks=[OneSeed()], **QUICK)
+    assert [run.config.seed for run in failed.value.runs] == [0]
+    assert list((tmp_path / "seed-1" / "checkpoints").glob("round-*"))
+
+
+def test_a_busy_engine_that_ends_for_a_callback_is_saved_with_its_last_round(monkeypatch, tmp_path):
+    """Rounds that were launched before the failure are part of the run."""
+    engine = Busy()
+    busy_exams(monkeypatch, engine, {})
+    folder = RunFolder(tmp_path)
+    with pytest.raises(PefllError, match="PEFLL-T550"):
+        run_loop(Config(rounds=500, eval_every=10), folder, engine, (Guarded(Breaks("on_evaluation", KeyError(1))),))
+    (saved,) = (path.name for path in (tmp_path / "checkpoints").iterdir())
+    last = max(first + rounds for first, rounds in engine.calls)
+    assert saved == f"round-{last:08d}"
+    assert 20 <= last < 500
 
 
 def test_a_busy_engine_ends_with_the_round_that_was_evaluated(monkeypatch, tmp_path):

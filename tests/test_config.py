@@ -89,6 +89,8 @@ def test_no_config_is_a_sentence(tmp_path):
         ("eval_every", 0, "PEFLL-A002"),
         ("eval_clients", -1, "PEFLL-A002"),
         ("checkpoint_every", 0, "PEFLL-A002"),
+        ("checkpoint_minutes", 0.0, "PEFLL-A554"),
+        ("checkpoint_minutes", float("nan"), "PEFLL-A005"),
         ("unseen", 1.0, "PEFLL-A007"),
         ("unseen", -0.1, "PEFLL-A007"),
         ("unseen", float("nan"), "PEFLL-A005"),
@@ -103,7 +105,8 @@ OTHER = {
     "method": "local", "settings": {"local_steps": 9}, "data": "cifar10", "data_dir": "x", "partition": "natural",
     "clients": 9, "unseen": 0.5, "model": "mlp", "rounds": 2000, "clients_per_round": 3, "seed": 8,
     "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7, "eval_clients": 6,
-    "checkpoint_every": 9, "data_sha256": "abc", "label": "y", "client_column": "who",
+    "checkpoint_every": 9, "checkpoint_minutes": 1.0, "sampling": "samples", "lr_schedule": "cosine",
+    "server_lr_schedule": "step 9 0.5", "data_sha256": "abc", "label": "y", "client_column": "who",
 }  # fmt: skip
 
 
@@ -121,7 +124,8 @@ def test_what_may_change_on_resuming_and_what_not(name):
 
 
 def test_what_may_change_is_known_here():
-    assert {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"} == MAY_CHANGE
+    where_and_how_fast = {"data_dir", "device", "engine", "processes", "data_sha256"}
+    assert {"rounds", "checkpoint_every", "checkpoint_minutes"} | where_and_how_fast == MAY_CHANGE
 
 
 def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():

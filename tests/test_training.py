@@ -20,7 +20,7 @@ from pefll.data.federation import VALIDATION
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
 from pefll.engines.hardware import TO_READ
-from pefll.runs import checkpoint, saver
+from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.problem import describe_problem
 from pefll.runs.progress import Progress, start_or_resume
@@ -156,8 +156,7 @@ def test_chunks_end_where_something_is_due(monkeypatch, tmp_path):
 
 def test_a_checkpoint_is_also_made_by_the_clock(monkeypatch, tmp_path):
     scripted(monkeypatch, dict.fromkeys(range(101), (0.5, 0.5)))
-    monkeypatch.setattr(saver, "CHECKPOINT_SECONDS", -1.0)
-    run_loop(Config(rounds=20, eval_every=5), RunFolder(tmp_path))
+    run_loop(Config(rounds=20, eval_every=5, checkpoint_minutes=1e-12), RunFolder(tmp_path))
     assert len(list((tmp_path / "checkpoints").iterdir())) == checkpoint.KEEP
 
 

@@ -58,6 +58,8 @@ from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
 from pefll.training.run import ClientsFailed, Run, load
 from pefll.training.tensorboard import TensorBoard
+from pefll.training.trackio import Trackio
+from pefll.training.wandb import WandB
 from pefll.version import __version__
 
 __all__ = [
@@ -101,6 +103,8 @@ __all__ = [
     "Stopped",
     "Task",
     "TensorBoard",
+    "Trackio",
+    "WandB",
     "__version__",
     "by_class",
     "check_method",

@@ -85,7 +85,7 @@ def test_sgd(clip, masked, moving, split, monkeypatch):
     def run(theta, velocity, gradient):
         def one(theta, velocity, gradient, active):
             along = in_parts(gradient) if split else gradient
-            return sgd_step(theta, velocity if moving else None, along, SGD(0.1, 0.9, 0.01, clip), active)
+            return sgd_step(theta, velocity if moving else None, along, SGD(0.1, 0.9, 0.01, clip), active=active)
 
         return torch.vmap(one, in_dims=(0, 0, 0, 0 if masked else None))(theta, velocity, gradient, active)
 
@@ -94,6 +94,28 @@ def test_sgd(clip, masked, moving, split, monkeypatch):
         close(got, wanted)
     if masked:
         assert torch.equal(narrow[0][1], theta[1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_sgd_with_a_proximal_term_and_a_rate_on_the_device(shared, in_place):
+    theta, velocity, gradient, towards = (random(3, SIZE, seed=seed) for seed in range(4))
+    towards, rate = towards[0] if shared else towards, torch.tensor([0.1, 0.2, 0.3], device=DEVICE)
+    rate = rate[0] if shared else rate
+    dims = (0, 0, 0, None if shared else 0, None if shared else 0, None)
+
+    def one(theta, velocity, gradient, towards, rate, overwrites):
+        sgd = SGD(rate, 0.9, 0.01, 2.0, proximal=0.7)
+        return sgd_step(theta, velocity, in_parts(gradient), sgd, None, towards, in_place=overwrites)
+
+    def run(*given, overwrites=False):
+        return torch.vmap(one, in_dims=dims)(*given, overwrites)
+
+    narrow, wide = both(run, theta, velocity, gradient, towards, rate)
+    for got, wanted in zip(narrow, wide, strict=True):
+        close(got, wanted)
+    after = run(theta.clone(), velocity.clone(), gradient, towards, rate, overwrites=True)
+    assert len(in_place) == 1
+    assert all(torch.equal(*pair) for pair in zip(after, narrow, strict=True))
 
 
 # Sizes of parts around those of a kernel's blocks, and as they come.
@@ -146,7 +168,7 @@ def test_sgd_in_place(masked, in_place):
     active = torch.tensor([[True, False, True], [False, True, True]], device=DEVICE) if masked else None
 
     def one(theta, velocity, gradient, active, in_place):
-        return sgd_step(theta, velocity, in_parts(gradient), SGD(0.1, 0.9, 0.01, 2.0), active, in_place)
+        return sgd_step(theta, velocity, in_parts(gradient), SGD(0.1, 0.9, 0.01, 2.0), active, in_place=in_place)
 
     def run(theta, velocity, gradient, overwrites):
         dims = (0, 0, 0, 0 if masked else None, None)
@@ -316,14 +338,14 @@ def test_adam(scaled, decay):
     second = random(3000, seed=3).square()
     step = torch.full((), 7, device=DEVICE)
 
-    scale = torch.full((), 0.6, device=DEVICE)
+    scale, rate = torch.full((), 0.6, device=DEVICE), torch.full((), 1e-2, device=DEVICE)
 
-    def run(parameters, gradient, first, second, scale):
-        moments = Moments(first, second)
-        after, moments = adam(parameters, gradient, moments, step, Adam(1e-2, decay), scale if scaled else None)
+    def run(parameters, gradient, first, second, scale, rate):
+        moments, lr = Moments(first, second), rate if scaled else 1e-2  # a schedule's rate is on the device
+        after, moments = adam(parameters, gradient, moments, step, Adam(lr, decay), scale if scaled else None)
         return after, *moments
 
-    narrow, wide = both(run, parameters, gradient, first, second, scale)
+    narrow, wide = both(run, parameters, gradient, first, second, scale, rate)
     for got, wanted in zip(narrow, wide, strict=True):
         close(got, wanted)
 

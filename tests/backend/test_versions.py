@@ -98,11 +98,13 @@ def on_problem(call, mapped, many):
 
 
 def steps_along(version, problem, theta, batches):
-    return version(lambda at, batch: torch.sin(at) * batch.weight.mean(), theta, batches, SGD(0.1, 0.9, 0.01, 0.5))
+    sgd = SGD(torch.tensor(0.1, device=theta.device), 0.9, 0.01, 0.5, proximal=0.3)
+    return version(lambda at, batch: torch.sin(at) * batch.weight.mean(), theta, batches, sgd)
 
 
 def steps_on_loss(version, problem, theta, batches):
-    return version(problem.loss, theta, batches, SGD(0.1, 0.9, 0.01, 0.5), torch.full((), 2, device=theta.device))
+    steps, towards = torch.full((), 2, device=theta.device), torch.cos(theta)
+    return version(problem.loss, theta, batches, SGD(0.1, 0.9, 0.01, 0.5, proximal=0.3), steps, towards)
 
 
 def one_step(version, problem, theta, batches):

@@ -180,3 +180,36 @@ def test_accuracies_that_nobody_can_measure(pefll, tmp_path):
     said = pefll("train", "--data", few, *SMALL[2:], "--out", tmp_path / "few", "--precision", "bf16")
     assert "--unseen" in said.out
     assert "float32 (only a GPU has bf16)" in said.err
+
+
+def test_early_stopping_schedules_and_sampling_as_options(pefll, refused, tmp_path):
+    options = ["train", "--method", "fedavg", *DIGITS, "--eval-every", 1, "--set", "client_lr=0"]  # it learns nothing
+    said = pefll(*options, "--early-stopping", 2, "--out", tmp_path / "a")
+    assert (said.code, RunFolder(tmp_path / "a").summary()["rounds"]) == (0, 3)
+    assert "ended after round 3 of 4 by EarlyStopping" in said.err
+    assert pefll(*options, "--early-stopping", 2, "--seeds", "0,1", "--out", tmp_path / "b").code == 0
+    summaries = [RunFolder(tmp_path / "b" / f"seed-{seed}").summary() for seed in (0, 1)]
+    assert [one["stopped"]["by"] for one in summaries] == ["EarlyStopping"] * 2
+    # The run that stopped early is extended, and stops where a run of this length stops.
+    assert pefll("train", "--resume", tmp_path / "a", "--rounds", 9, "--early-stopping", 5).code == 0
+    assert RunFolder(tmp_path / "a").summary()["rounds"] == 6
+    refused(*options, "--early-stopping", 0, match="PEFLL-A002")
+    refused(*options, "--log", "wand", match="PEFLL-A101")
+    refused(*options, "--lr-schedule", "step 1", match="--lr-schedule.*PEFLL-A550")
+    refused(*options, "--sampling", "most", match="PEFLL-A101")
+
+
+def test_a_run_with_functions_of_ones_own_goes_on_by_command(pefll, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine_of_training.py").write_text(
+        "def rate(t): return 1 / (t + 1)\n\ndef first(t, samples, size, rng): return range(size)\n"
+    )
+    own = ["--lr-schedule", "mine_of_training:rate", "--sampling", "mine_of_training:first"]
+    said = pefll("train", "--method", "fedavg", *DIGITS, *own, "--checkpoint-minutes", 1, "--out", "r")
+    assert said.code == 0
+    config = RunFolder(tmp_path / "r").config_file.read_text()
+    assert 'lr_schedule = "mine_of_training:rate"' in config
+    assert "checkpoint_minutes = 1.0" in config
+    assert pefll("train", "--resume", "r", "--rounds", 5, *own).code == 0
+    assert RunFolder(tmp_path / "r").summary()["rounds"] == 5

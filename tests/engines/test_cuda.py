@@ -13,11 +13,13 @@ import torch
 from benchmarks.lockstep import pictures as noise
 from pefll.backend import recorded
 from pefll.core.errors import PefllError
+from pefll.core.schedules import cosine, step
 from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
 from pefll.data.federation import VALIDATION
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import Hardware, place_data
+from pefll.engines.round_plan import RoundPlan, by_samples
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
@@ -33,6 +35,7 @@ from tests.at_once import both
 from tests.data.test_ranges import spoilt
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
+from tests.test_schedules import SCHEDULED
 
 pytestmark = [
     pytest.mark.cuda,
@@ -60,6 +63,19 @@ def test_a_graph_does_what_the_serial_engine_does(name, model):
     assert scores[0].seen.per_sample == pytest.approx(scores[1].seen.per_sample, abs=1e-12)
     assert scores[0].unseen.loss == pytest.approx(scores[1].unseen.loss, abs=1e-6)
     assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_a_graph_reads_the_rates_and_the_clients_of_each_round(name):
+    federation, states = ragged(), []
+    method = build_method(name, problem_of(federation), SETTINGS[name])
+    plan = RoundPlan(cosine(5), step(2, 0.5) if method.server_rates else None, by_samples)
+    for make, place in ((SerialEngine, {}), (VectorEngine, {"device": "cuda"})):
+        engine = make(federation, method, seed=1, clients_per_round=3, dtype=torch.float64, **place, plan=plan)
+        server = engine.advance(engine.start(), 0, 2)
+        states.append(flat(engine.advance(server, 2, 3)))
+        engine.close()
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
@@ -104,10 +120,10 @@ def test_an_engine_that_nobody_uses_any_more_is_not_freed_in_the_middle_of_a_cap
     engine, lived = opened(), []
     real = engine.checked_round
 
-    def forgetting(server, t):
+    def forgetting(server, t, *given):
         if torch.cuda.is_current_stream_capturing():
             last.clear()
-        after = real(server, t)
+        after = real(server, t, *given)
         if torch.cuda.is_current_stream_capturing():
             lived.append(there() is not None)
         return after

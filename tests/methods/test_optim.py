@@ -53,6 +53,32 @@ def test_alone_mapped_and_torchs_optimiser_agree(clip, grad):
     torch.testing.assert_close(alone, leaf.detach(), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("towards", [None, torch.linspace(0, 2, 5).double()])
+def test_the_proximal_term_pulls_towards_a_point(towards):
+    """With its gradient in the direction, and by hand; `None` is the initial parameters."""
+    theta, sgd = torch.linspace(-1, 1, 5).double(), SGD(lr=0.05, decay=0.1, clip=0.5, proximal=0.8)
+    anchor = theta if towards is None else towards
+    velocity, wanted = torch.zeros_like(theta), theta
+    for batch in BATCHES:
+        step = clipped(torch.func.grad(loss)(wanted, batch), 0.5) + 0.1 * wanted + 0.8 * (wanted - anchor)
+        velocity = 0.9 * velocity + step
+        wanted = wanted - 0.05 * velocity
+    assert (wanted - sgd_on_loss(loss, theta, BATCHES, sgd._replace(proximal=0.0))).abs().max() > 1e-3
+    alone = sgd_on_loss(loss, theta, BATCHES, sgd, towards=towards)
+    torch.testing.assert_close(alone, wanted, rtol=1e-12, atol=1e-12)
+    mapped = torch.vmap(lambda t: sgd_on_loss(loss, t, BATCHES, sgd, towards=towards))(theta.expand(2, -1))
+    torch.testing.assert_close(mapped[1], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_rate_may_be_a_tensor():
+    theta = torch.linspace(-1, 1, 5).double()
+    wanted = sgd_on_loss(loss, theta, BATCHES, SGD(lr=0.05))
+    scheduled = SGD(lr=torch.tensor(0.05).double())
+    torch.testing.assert_close(sgd_on_loss(loss, theta, BATCHES, scheduled), wanted, rtol=1e-7, atol=0)
+    mapped = torch.vmap(lambda t: sgd_on_loss(loss, t, BATCHES, scheduled))(theta[None])
+    torch.testing.assert_close(mapped[0], wanted, rtol=1e-7, atol=1e-12)
+
+
 def test_clients_stop_after_their_own_number_of_steps():
     sgd, theta = SGD(lr=0.05), torch.linspace(-1, 1, 5).double()
     steps = torch.tensor([0, 2, 6, 9])

@@ -35,20 +35,28 @@ def _is_alone(function: Any, theta: Tensor, *rest: Any) -> bool:
 
 @fast(optim.sgd_along, when=_is_alone)
 def sgd_alone(
-    direction: Direction, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
+    direction: Direction,
+    theta: Tensor,
+    batches: Iterable[Any],
+    sgd: SGD,
+    steps: Tensor | None = None,
+    towards: Tensor | None = None,
 ) -> Tensor:
     """Return the parameters after the steps of a single client. The steps change a copy of `theta` in place."""
-    theta, velocity = theta.clone(), torch.zeros_like(theta)
+    anchor = theta if towards is None else towards
+    theta, velocity, lr = theta.clone(), torch.zeros_like(theta), float(sgd.lr)
     for batch in itertools.islice(batches, None if steps is None else int(steps)):
         # Joining the parts costs less than a norm and a step for each part. The gradient must be contiguous, because
         # the fused step ignores strides.
         along = _clipped(_joined(direction(theta, batch)), sgd.clip).contiguous()
+        if sgd.proximal:
+            along = along.add(theta - anchor, alpha=sgd.proximal)
         torch_sgd(
             [theta],
             [along],
             [velocity],
             fused=theta.device.type == "cpu",  # a fused step reads memory once instead of four times
-            lr=sgd.lr,
+            lr=lr,
             momentum=sgd.momentum,
             weight_decay=sgd.decay,
             dampening=0.0,
@@ -80,14 +88,20 @@ def is_on_gpu(theta: Tensor) -> bool:
 
 @fast(optim.sgd_along, when=lambda direction, theta, *rest: is_on_gpu(theta))
 def sgd_on_gpu(
-    direction: Direction, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
+    direction: Direction,
+    theta: Tensor,
+    batches: Iterable[Any],
+    sgd: SGD,
+    steps: Tensor | None = None,
+    towards: Tensor | None = None,
 ) -> Tensor:
     """Return the parameters after the steps of mapped clients: one kernel per step, or a CUDA graph of many steps."""
+    anchor = theta if towards is None else towards
 
     def step(i: Tensor | int, batch: Any, at: Tensor, speed: Tensor | None) -> tuple[Tensor, Tensor]:
         active = None if steps is None else i < steps
         # The first step must not overwrite the caller's parameters. Later steps overwrite vectors that were made here.
-        return sgd_step(at, speed, direction(at, batch), sgd, active, in_place=speed is not None)
+        return sgd_step(at, speed, direction(at, batch), sgd, active, anchor, in_place=speed is not None)
 
     # In a graph, an index on the device must select the batch. That does not work for Per-FedAvg's pairs of batches.
     if isinstance(batches, Batches) and recorded.worth_capturing(theta, len(batches)):
@@ -104,6 +118,7 @@ def sgd_step(
     gradient: Gradient,
     sgd: SGD,
     active: Tensor | None = None,
+    towards: Tensor | None = None,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity [D] after one step.
@@ -114,20 +129,24 @@ def sgd_step(
         gradient: [D], or a tuple of its parts.
         sgd: hyper-parameters.
         active: bool [], whether the step changes the parameters; None for yes.
+        towards: θ₀ [D] of the proximal term; None for no such term.
         in_place: whether the parameters and the velocity may be overwritten.
     """
     if client_axis.available(theta):
         parts = gradient if isinstance(gradient, tuple) else (gradient,)
-        return vectors.sgd(theta, velocity, parts, active, *sgd, in_place=in_place)
+        return vectors.sgd(theta, velocity, parts, active, towards, sgd, in_place=in_place)
     before = torch.zeros_like(theta) if velocity is None else velocity
-    moved, velocity = optim.sgd_step.__wrapped__(theta, before, _joined(gradient), sgd)  # type: ignore[attr-defined]
+    plain = optim.sgd_step.__wrapped__  # type: ignore[attr-defined]
+    moved, velocity = plain(theta, before, _joined(gradient), sgd, towards)
     return (moved if active is None else torch.where(active, moved, theta)), velocity
 
 
-@fast(optim.sgd_step, when=lambda theta, velocity, gradient, sgd: client_axis.available(theta))
-def sgd_step_by_kernel(theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: SGD) -> tuple[Tensor, Tensor]:
+@fast(optim.sgd_step, when=lambda theta, *rest: client_axis.available(theta))
+def sgd_step_by_kernel(
+    theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: SGD, towards: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity [D] after one step."""
-    return vectors.sgd(theta, velocity, (gradient,), None, *sgd)
+    return vectors.sgd(theta, velocity, (gradient,), None, towards, sgd)
 
 
 # Steps on the loss of a problem. The gradient comes in parts: one tensor for each parameter.
@@ -140,22 +159,34 @@ def _is_problem_loss(loss: Any) -> bool:
 
 @fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_problem_loss(loss) and is_constant(theta))
 def sgd_on_loss_alone(
-    loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
+    loss: Any,
+    theta: Tensor,
+    batches: Iterable[Any],
+    sgd: SGD,
+    steps: Tensor | None = None,
+    towards: Tensor | None = None,
 ) -> Tensor:
     """Return the parameters after the steps of a single client, with gradients in parts."""
     problem: Problem = loss.__self__
-    return sgd_alone(
-        lambda at, batch: gradients(problem.loss, problem.model.in_parts(at), batch), theta, batches, sgd, steps
-    )
+
+    def direction(at: Tensor, batch: Any) -> Gradient:
+        return gradients(problem.loss, problem.model.in_parts(at), batch)
+
+    return sgd_alone(direction, theta, batches, sgd, steps, towards)
 
 
 @fast(optim.sgd_on_loss, when=lambda loss, theta, *rest: _is_problem_loss(loss) and client_axis.available(theta))
 def sgd_on_loss_on_gpu(
-    loss: Any, theta: Tensor, batches: Iterable[Any], sgd: SGD, steps: Tensor | None = None
+    loss: Any,
+    theta: Tensor,
+    batches: Iterable[Any],
+    sgd: SGD,
+    steps: Tensor | None = None,
+    towards: Tensor | None = None,
 ) -> Tensor:
     """Return the parameters after the steps of mapped clients, with gradients in parts if there are not too many."""
     problem: Problem = loss.__self__
-    return sgd_on_gpu(lambda at, batch: gradient_in_parts(problem, at, batch), theta, batches, sgd, steps)
+    return sgd_on_gpu(lambda at, batch: gradient_in_parts(problem, at, batch), theta, batches, sgd, steps, towards)
 
 
 def gradient_in_parts(problem: Problem, theta: Tensor, batch: Any) -> Gradient:
@@ -226,5 +257,5 @@ def adam(
     if not vectors.splits(parameters, len(along)):
         along = (as_vector(gradient),)
     old, in_place = (parameters, *moments), recorded.may_overwrite()
-    changed, *after = vectors.adam(old, along, step, scale, *settings, in_place=in_place)
+    changed, *after = vectors.adam(old, along, step, scale, settings, in_place=in_place)
     return changed, Moments(*after)

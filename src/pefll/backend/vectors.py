@@ -27,6 +27,7 @@ from pefll.backend.mapped import (
 from pefll.backend.recorded import is_differentiated
 from pefll.core import derivatives, tree
 from pefll.core.reference import fast
+from pefll.methods.optim import SGD, Adam
 from pefll.models import network
 
 MOST_PARTS = 128  # limit for the parts of a vector, because a kernel has a branch for each part
@@ -34,9 +35,12 @@ MOST_PARTS = 128  # limit for the parts of a vector, because a kernel has a bran
 MOST_ELEMENTS = (1 << 31) - (1 << 22)
 
 # The arguments of a step after the vectors. They are the same for the version that overwrites the vectors.
-_SGD_ARGUMENTS = "Tensor[] gradient, Tensor? active, float lr, float momentum, float decay, float? clip"
+_SGD_ARGUMENTS = (
+    "Tensor[] gradient, Tensor? active, Tensor? towards, Tensor? rate, "
+    "float lr, float momentum, float decay, float? clip, float proximal"
+)
 _ADAM_ARGUMENTS = (
-    "Tensor[] gradient, Tensor step, Tensor? scale, "
+    "Tensor[] gradient, Tensor step, Tensor? scale, Tensor? rate, "
     "float lr, float decay, float first_decay, float second_decay, float epsilon"
 )
 
@@ -57,12 +61,19 @@ def _join(parts: list[Tensor]) -> Tensor:
 @custom_op(
     "pefll::sgd", mutates_args=(), schema=f"(Tensor theta, Tensor? velocity, {_SGD_ARGUMENTS}) -> (Tensor, Tensor)"
 )
-def _sgd(theta: Tensor, velocity: Tensor | None, gradient: list[Tensor], active: Tensor | None, *numbers: Any) -> Any:
-    """Return parameters and velocity, each [c, D], after one step. The gradient has parts [c, ...]."""
+def _sgd(theta: Tensor, velocity: Tensor | None, *arguments: Any) -> Any:
+    """Return parameters and velocity, each [c, D], after one step; for the arguments see `_SGD_ARGUMENTS`."""
     from pefll.backend.kernels import vectors
 
-    along, chosen = [packed(part) for part in gradient], None if active is None else active.contiguous()
-    return vectors.sgd(packed(theta), maybe_packed(velocity), along, chosen, *numbers)
+    return vectors.sgd(packed(theta), maybe_packed(velocity), *_packed_arguments(*arguments))
+
+
+def _packed_arguments(
+    gradient: list[Tensor], active: Tensor | None, towards: Tensor | None, *rest: Any
+) -> tuple[Any, ...]:
+    """Return the arguments of a step with contiguous rows. The gradient has parts [c, ...]; `towards` is [c, D]."""
+    chosen = None if active is None else active.contiguous()
+    return [packed(part) for part in gradient], chosen, maybe_packed(towards), *rest
 
 
 @custom_op(
@@ -70,15 +81,12 @@ def _sgd(theta: Tensor, velocity: Tensor | None, gradient: list[Tensor], active:
     mutates_args=("theta", "velocity"),
     schema=f"(Tensor(a!) theta, Tensor(b!) velocity, {_SGD_ARGUMENTS}) -> ()",
 )
-def _sgd_in_place(
-    theta: Tensor, velocity: Tensor, gradient: list[Tensor], active: Tensor | None, *numbers: Any
-) -> None:
+def _sgd_in_place(theta: Tensor, velocity: Tensor, *arguments: Any) -> None:
     """Overwrite parameters and velocity [c, D] with their values after the step."""
     from pefll.backend.kernels import vectors
 
     at, speed = packed(theta), packed(velocity)
-    along, chosen = [packed(part) for part in gradient], None if active is None else active.contiguous()
-    vectors.sgd(at, speed, along, chosen, *numbers, in_place=True)
+    vectors.sgd(at, speed, *_packed_arguments(*arguments), in_place=True)
     for given, changed in ((theta, at), (velocity, speed)):
         if changed is not given:
             given.copy_(changed)
@@ -158,10 +166,16 @@ class _Split(torch.autograd.Function):
 class _SGD(NoSecondDerivative):
     @staticmethod
     def forward(
-        theta: Tensor, velocity: Tensor | None, active: Tensor | None, numbers: list[float | None], *parts: Tensor
+        theta: Tensor,
+        velocity: Tensor | None,
+        active: Tensor | None,
+        towards: Tensor | None,
+        rate: Tensor | None,
+        numbers: list[float | None],
+        *parts: Tensor,
     ) -> Any:
-        at, speed, chosen = (with_client_axis(one) for one in (theta, velocity, active))
-        after = _sgd(at, speed, [part.unsqueeze(0) for part in parts], chosen, *numbers)
+        at, speed, *rest = (with_client_axis(one) for one in (theta, velocity, active, towards, rate))
+        after = _sgd(at, speed, [part.unsqueeze(0) for part in parts], *rest, *numbers)
         return tuple(part.squeeze(0) for part in after)
 
 
@@ -191,7 +205,8 @@ def sgd(
     velocity: Tensor | None,
     gradient: tuple[Tensor, ...],
     active: Tensor | None,
-    *numbers: float | None,
+    towards: Tensor | None,
+    settings: SGD,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return parameters and velocity [D] after one step of SGD.
@@ -201,16 +216,26 @@ def sgd(
         velocity: [D]; None for zeros.
         gradient: consecutive parts of a vector [D], of any shapes.
         active: bool [], whether the step changes the parameters; None for yes.
-        numbers: the fields of `pefll.methods.optim.SGD`.
+        towards: θ₀ [D] of the proximal term; None for no such term.
+        settings: hyper-parameters.
         in_place: whether to overwrite `theta` and `velocity`. They are not overwritten in the first step, if something
             is differentiated, or if clients share one of the two.
     """
-    if in_place and velocity is not None and _can_overwrite(theta, velocity, (*gradient, active)):
+    rate, lr = _rate_of(settings)
+    numbers = [lr, *settings[1:]]
+    rest = active, towards if settings.proximal else None, rate
+    if in_place and velocity is not None and _can_overwrite(theta, velocity, (*gradient, *rest)):
         parts = [part.unsqueeze(0) for part in gradient]
-        _sgd_in_place(theta.unsqueeze(0), velocity.unsqueeze(0), parts, with_client_axis(active), *numbers)
+        chosen = (with_client_axis(one) for one in rest)
+        _sgd_in_place(theta.unsqueeze(0), velocity.unsqueeze(0), parts, *chosen, *numbers)
         return theta, velocity
-    result: tuple[Tensor, Tensor] = apply(_SGD, theta, velocity, active, list(numbers), *gradient)
+    result: tuple[Tensor, Tensor] = apply(_SGD, theta, velocity, *rest, numbers, *gradient)
     return result
+
+
+def _rate_of(settings: SGD | Adam) -> tuple[Tensor | None, float]:
+    """Return the learning rate as a tensor [] or as a number. A CUDA graph keeps numbers: a schedule needs a tensor."""
+    return (settings.lr, 0.0) if isinstance(settings.lr, Tensor) else (None, settings.lr)
 
 
 def _can_overwrite(theta: Tensor, velocity: Tensor, others: tuple[Tensor | None, ...]) -> bool:
@@ -231,7 +256,9 @@ def norm(gradient: tuple[Tensor, ...]) -> Tensor:
 def adam(
     old: tuple[Tensor, Tensor, Tensor],
     gradient: tuple[Tensor, ...],
-    *numbers: Tensor | float | None,
+    step: Tensor,
+    scale: Tensor | None,
+    settings: Adam,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters, first and second moments, each [D], after one step of Adam.
@@ -239,9 +266,13 @@ def adam(
     Args:
         old: parameters, first and second moments before the step.
         gradient: consecutive parts of a vector [D], of any shapes.
-        numbers: step, scale, and the fields of `pefll.methods.optim.Adam`.
+        step: int64 [], number of the step; 1 for the first step.
+        scale: factor [] of the gradient; None for 1.
+        settings: hyper-parameters.
         in_place: whether to overwrite the tensors of `old`. They are not overwritten if one is not contiguous.
     """
+    rate, lr = _rate_of(settings)
+    numbers = (step, scale, rate, lr, *settings[1:])
     if in_place and all(part.is_contiguous() for part in old):
         _adam_in_place(*old, list(gradient), *numbers)
         return old

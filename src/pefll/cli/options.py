@@ -81,4 +81,6 @@ def parse_seeds(text: str) -> list[int]:
 
 def own_code(**names: str) -> str:
     """Return the options that name a user's own code, such as ` --model mine:Net`; "" if there is none."""
-    return "".join(f" --{option} {shlex.quote(name)}" for option, name in names.items() if ":" in name)
+    return "".join(
+        f" --{option.replace('_', '-')} {shlex.quote(name)}" for option, name in names.items() if ":" in name
+    )

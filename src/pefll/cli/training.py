@@ -26,8 +26,9 @@ from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders, seed_folder
 from pefll.training import fitting
+from pefll.training.callbacks import EarlyStopping
+from pefll.training.loggers import loggers_of
 from pefll.training.resolve import resolve
-from pefll.training.tensorboard import TensorBoard
 
 
 def train(
@@ -65,6 +66,23 @@ def train(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            help="Which clients a round has: uniform, samples (in proportion to their numbers of training samples), or "
+            "your.module:function. [default: uniform]"
+        ),
+    ] = None,
+    lr_schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Schedule of the clients' learning rates: constant, cosine, 'step 300 0.1' (times 0.1 after each 300 "
+            "rounds), or your.module:function of the round. [default: constant]"
+        ),
+    ] = None,
+    server_lr_schedule: Annotated[
+        str | None, typer.Option(help="Schedule of the server's learning rates. [default: constant]")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of all random numbers. [default: 0]")] = None,
     seeds: Annotated[
         str | None,
@@ -89,6 +107,16 @@ def train(
         int | None, typer.Option(help="Clients per evaluation in training. [default: a share that costs little]")
     ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Rounds between checkpoints. [default: 1000]")] = None,
+    checkpoint_minutes: Annotated[
+        float | None, typer.Option(help="Minutes after which a checkpoint is written, too. [default: 5]")
+    ] = None,
+    early_stopping: Annotated[
+        int | None,
+        typer.Option(
+            help="End the run when its validation accuracy has not improved for this many evaluations.",
+            metavar="EVALUATIONS",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -107,10 +135,14 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
-    tensorboard: Annotated[
-        bool,
-        typer.Option("--tensorboard", help="Write TensorBoard's events to the run's folder; needs pefll[tensorboard]."),
-    ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="Loggers, with commas between them: tensorboard, trackio, wandb. Each needs its package, such as "
+            "pefll[trackio]."
+        ),
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as `--log tensorboard`.")] = False,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -131,6 +163,8 @@ def train(
 
     - `pefll train --data cifar100 --clients 100 --rounds 5000 --set embedding=linear --out runs/c100`
 
+    - `pefll train --data digits --lr-schedule cosine --early-stopping 10 --log tensorboard`
+
     - `pefll train --data my.csv --label y --client-column writer --method local`
 
     - `pefll train --resume runs/c10`
@@ -147,6 +181,9 @@ def train(
         "model": model,
         "rounds": rounds,
         "clients_per_round": clients_per_round,
+        "sampling": sampling,
+        "lr_schedule": lr_schedule,
+        "server_lr_schedule": server_lr_schedule,
         "seed": seed,
         "engine": engine,
         "device": device,
@@ -155,13 +192,18 @@ def train(
         "eval_every": eval_every,
         "eval_clients": eval_clients,
         "checkpoint_every": checkpoint_every,
+        "checkpoint_minutes": checkpoint_minutes,
         "label": label,
         "client_column": client_column,
         "settings": parse_settings(settings) if settings else None,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    allow(given.get("method"), given.get("model"))
-    callbacks = [TensorBoard()] if tensorboard else []
+    allow(*(given.get(name) for name in ("method", "model", "sampling", "lr_schedule", "server_lr_schedule")))
+    loggers = ",".join(name for name in ("tensorboard" if tensorboard else "", log or "") if name)
+    callbacks, again = (loggers_of(loggers), f" --log {loggers}") if loggers else ([], "")
+    if early_stopping is not None:
+        callbacks.append(EarlyStopping(early_stopping))
+        again += f" --early-stopping {early_stopping}"
     if seeds is not None and (seed is not None or resume is not None):
         raise PefllError(
             "--seeds is for new runs, without --seed; --resume RUN resumes all seeds in RUN",
@@ -217,12 +259,12 @@ def train(
     try:
         trained = fitting.runs_or_error(specs, fitting.train_all(specs, err, callbacks=callbacks))
     except Stopped as stopped:
-        say(err, f"{_saved(stopped, len(specs))} Go on with: {_resume_command(target, configs[0])}")
+        say(err, f"{_saved(stopped, len(specs))} Go on with: {_resume_command(target, configs[0], again)}")
         sys.exit(128 + stopped.signal)
     except KeyboardInterrupt:
         if not any(manifest.newest_first(each.checkpoints) for each in folders):
             raise
-        say(err, f"Stopped at once. Go on from the last checkpoint with: {_resume_command(target, configs[0])}")
+        say(err, f"Stopped at once. Go on from the last checkpoint with: {_resume_command(target, configs[0], again)}")
         sys.exit(INTERRUPTED)
     except fitting.RunsFailed as failed:
         if failed.runs:
@@ -240,8 +282,16 @@ def train(
     say(out, f"Next: pefll show {target}")
 
 
-def _resume_command(folder: Path, config: Config) -> str:
-    return f"pefll train --resume {folder}{own_code(method=config.method, model=config.model)}"
+def _resume_command(folder: Path, config: Config, again: str) -> str:
+    """Return the command that goes on with a run; `again` has the options that a run does not keep."""
+    code = own_code(
+        method=config.method,
+        model=config.model,
+        sampling=config.sampling,
+        lr_schedule=config.lr_schedule,
+        server_lr_schedule=config.server_lr_schedule,
+    )
+    return f"pefll train --resume {folder}{code}{again}"
 
 
 def _saved(stopped: Stopped, runs: int) -> str:

@@ -26,6 +26,12 @@ def say(console: Console, sentence: str) -> None:
         # Other output is progress only: a run must go on although its terminal was closed.
 
 
+def clock(seconds: float) -> str:
+    """Return a time as `"42 s"`, or as h:mm:ss from one minute on."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
 class Monitor(AbstractContextManager["Monitor"]):
     """Shows the progress of one job. This base class shows nothing."""
 
@@ -139,9 +145,9 @@ class Lines(Monitor):
             return
         self._last = now
         elapsed = now - self._started
-        line = f"{self._title}: {done}/{self._total}, {elapsed:.0f} s"
+        line = f"{self._title}: {done}/{self._total}, {clock(elapsed)}"
         if done > self._first:
-            line += f", {elapsed / (done - self._first) * (self._total - done):.0f} s left"
+            line += f", {clock(elapsed / (done - self._first) * (self._total - done))} left"
         self.say(f"{line}, {news}" if news else line)
 
     def say(self, sentence: str) -> None:

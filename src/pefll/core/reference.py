@@ -28,6 +28,7 @@ def reference(plain: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if kwargs:  # faster versions take their arguments by position
             bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()  # else those after an argument that is left out would stay by name
             args, kwargs = bound.args, bound.kwargs  # type: ignore[assignment]
         for applies, version in versions:
             if applies(*args, **kwargs):

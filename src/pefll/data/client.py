@@ -89,6 +89,7 @@ class Client:
         count: int64 [3], number of the client's samples, per split.
         capacity: the largest count per split among all clients of a `vmap`; a smaller client's samples are padded.
         dtype: type of the networks' inputs.
+        lr_factor: factor of the learning rates in this round, a number or [] on the device; None for 1.
     """
 
     federation: Federation
@@ -99,6 +100,11 @@ class Client:
     count: Tensor
     capacity: tuple[int, int, int]
     dtype: torch.dtype = torch.float32
+    lr_factor: float | Tensor | None = None
+
+    def rate(self, lr: float) -> float | Tensor:
+        """Return a learning rate in this round: `lr`, times the factor of the run's schedule."""
+        return lr if self.lr_factor is None else lr * self.lr_factor
 
     def batches(self, purpose: str, size: int | None, steps: int) -> Batches:
         """Return `steps` batches, each a random choice of `size` different training samples.

@@ -31,6 +31,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 CONNECTION = "deployment"
 # A federation that was made before these settings existed gets their defaults.
 _LATER_TERMS = ("weight_limit", "choice_limit", "sample_limit")
+_LATER = {"sampling": "uniform", "lr-schedule": "constant", "server-lr-schedule": "constant"}
 SERVER_APP, CLIENT_APP = "pefll.deploy.apps:server", "pefll.deploy.apps:client"
 
 
@@ -44,6 +45,9 @@ class Plan:
         folder: the federation's folder on the server's machine; "" to save nothing.
         rounds: number of training rounds.
         clients_per_round: number of clients in a round, c; 0 for 5% of all.
+        sampling: which clients a round has; see `Config`.
+        lr_schedule: schedule of the clients' learning rates; see `Config`.
+        server_lr_schedule: schedule of the server's learning rates; see `Config`.
         eval_every: number of rounds between evaluations.
         checkpoint_every: number of rounds between checkpoints.
         wait_clients: number of clients that must be connected before training starts; 0 for all.
@@ -65,6 +69,9 @@ class Plan:
     task: str = "train"
     simulation_data: str = ""
     terms: Terms = field(default_factory=Terms)
+    sampling: str = "uniform"
+    lr_schedule: str = "constant"
+    server_lr_schedule: str = "constant"
 
     def __post_init__(self) -> None:
         if self.task not in ("train", "personalize"):
@@ -90,7 +97,7 @@ class Plan:
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """Read a plan from a Flower run config."""
         agreement = Agreement.from_config(config)
-        later = {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
+        later = _LATER | {name.replace("_", "-"): getattr(Terms(), name) for name in _LATER_TERMS}
         wanted = [*_CHECKS, *(item.name for item in fields(Terms)), "names"]
         given = {name: config_value(later | dict(config), name) for name in wanted}
         try:
@@ -116,7 +123,7 @@ def _not_nan(value: Any, name: str) -> float:
 _COUNTS = ("rounds", "clients_per_round", "eval_every", "checkpoint_every", "wait_clients")
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(_COUNTS, _count),
-    **dict.fromkeys(("folder", "task", "simulation_data"), text),
+    **dict.fromkeys(("folder", "task", "simulation_data", "sampling", "lr_schedule", "server_lr_schedule"), text),
     "wait_seconds": _not_nan,
 }
 

@@ -19,9 +19,11 @@ from pefll.core.tree import Tree, map_tree
 from pefll.deploy.plan import Plan
 from pefll.deploy.shutdown import exit_with_parent
 from pefll.engines.flower.server.engine import FlowerEngine
+from pefll.engines.round_plan import UNIFORM, RoundPlan
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training import fitting, run
+from pefll.training.resolve import plan_of
 from pefll.training.run import Run
 
 Report = Callable[[str], None]
@@ -118,6 +120,9 @@ def config_of(plan: Plan) -> Config:
         model=agreed.model,
         rounds=plan.rounds,
         clients_per_round=plan.clients_per_round,
+        sampling=plan.sampling,
+        lr_schedule=plan.lr_schedule,
+        server_lr_schedule=plan.server_lr_schedule,
         seed=agreed.seed,
         engine="flower",
         device="cpu",
@@ -130,7 +135,13 @@ def config_of(plan: Plan) -> Config:
 
 def _engine(grid: Any, plan: Plan, report: Report, template: Tree | None, c: int | None = None) -> FlowerEngine:
     size = cohort_size(plan) if c is None else c
-    return FlowerEngine(grid, plan.agreement, plan.names, size, plan.terms, report, template=template)
+    rounds = round_plan(plan) if size else UNIFORM
+    return FlowerEngine(grid, plan.agreement, plan.names, size, plan.terms, report, template=template, plan=rounds)
+
+
+def round_plan(plan: Plan) -> RoundPlan:
+    """Return the sampling and the schedules of a federation's rounds."""
+    return plan_of(config_of(plan), plan.agreement.build())
 
 
 def cohort_size(plan: Plan) -> int:

@@ -13,7 +13,7 @@ from pefll.core.wording import argument, counted
 from pefll.data import LABEL
 from pefll.data.federation import Federation
 from pefll.deploy.plan import Plan, read_app
-from pefll.deploy.server_app import cohort_size, config_of
+from pefll.deploy.server_app import cohort_size, config_of, round_plan
 from pefll.engines.flower.client.member import Member
 from pefll.engines.flower.client.policy import NO_LIMITS
 from pefll.engines.serial import SerialEngine
@@ -47,6 +47,12 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
             f"{plan.rounds - 1:,} can be simulated",
             code="PEFLL-F110",
         )
+    if any(text.startswith("cosine") for text in (plan.lr_schedule, plan.server_lr_schedule)):
+        raise PefllError(
+            "a federation with a cosine schedule cannot be simulated first, because its rate ends with the last round; "
+            "use a step schedule",
+            code="PEFLL-F550",
+        )
     run = RunFolder(replace(plan, folder=str(folder.resolve())).run)
     newest = manifest.newest(run.checkpoints)
     if newest is not None:
@@ -61,7 +67,9 @@ def simulate(folder: Path, data: Path, rounds: int, console: Console | None = No
     # One checkpoint at the end is enough, because a crashed simulation can be repeated in seconds.
     config = replace(config_of(plan), engine=SerialEngine.name, rounds=rounds, checkpoint_every=rounds)
     agreed = plan.agreement
-    engine = SerialEngine(federation, agreed.build(), agreed.seed, cohort_size(plan), agreed.dtype)
+    engine = SerialEngine(
+        federation, agreed.build(), agreed.seed, cohort_size(plan), agreed.dtype, plan=round_plan(plan)
+    )
     try:
         # No maps: their descriptors would come from simulated clients, and real clients would not replace them.
         return fitting.fit_on(engine, config, run.path, console, maps=False)

@@ -15,7 +15,8 @@ from pefll.core import randomness
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.tree import Tree, leaves, map_tree, rows_are_finite
 from pefll.core.wording import counted
-from pefll.data.federation import Federation
+from pefll.data.federation import TRAIN, Federation
+from pefll.engines.round_plan import CONSTANT, Rates, RoundPlan
 from pefll.methods.contract import ClientState, Each, Everyone, Method
 
 Ids = npt.NDArray[np.int64]
@@ -55,6 +56,7 @@ class BaseCohort:
         ledger: counts bytes.
         on_progress: called often while clients work. It shows progress, and may raise an exception to stop the work.
             Its argument is True after a client has stored something, such as its model. The flower engine ignores it.
+        rates: factors of the learning rates in this round.
     """
 
     size: int
@@ -62,6 +64,7 @@ class BaseCohort:
     is_new: bool = False
     ledger: Ledger
     on_progress: Callable[[bool], None] | None = None
+    rates: Rates = CONSTANT
     _known: list[Tensor] = field(default_factory=list)
 
     def run(self, task: Callable[..., Tree], *arguments: Everyone | Each | ClientState, **static: int) -> Tree:
@@ -87,6 +90,14 @@ class BaseCohort:
     def keep(self, memory: Tree, kept: ClientState) -> Tree:
         """Return `memory`, the arrays of all clients, with this cohort's rows replaced by `kept`."""
         return map_tree(lambda old, new: old.index_copy(0, self.ids, new.to(old)), memory, kept.value)
+
+    def client_rate(self, lr: float) -> float | Tensor:
+        """Return a client's learning rate in this round: `lr`, times the factor of the run's schedule."""
+        return lr if self.rates.clients is None else lr * self.rates.clients
+
+    def server_rate(self, lr: float) -> float | Tensor:
+        """Return a learning rate of the server in this round: `lr`, times the factor of the run's schedule."""
+        return lr if self.rates.server is None else lr * self.rates.server
 
     def anew(self) -> Self:
         """Return a fresh cohort of the same clients, with an empty ledger."""
@@ -180,6 +191,13 @@ class LimitsWeights(Protocol):
 def sample_cohort(federation: Federation, seed: int, round_: Tensor, size: int) -> Tensor:
     """Return the seen clients of a round, int64 [size], all different."""
     return randomness.choose(randomness.key(seed, "cohort", round_), federation.num_seen, size)
+
+
+def sampled(plan: RoundPlan, federation: Federation, seed: int, t: int, size: int) -> Ids:
+    """Return the seen clients of round t, int64 [size], as the plan says; `federation` is in the host's memory."""
+    seen = federation.count[TRAIN, : federation.num_seen]
+    chosen = None if plan.sampling is None else plan.clients(seed, t, seen.numpy(), size)
+    return sample_cohort(federation, seed, torch.tensor(t), size).numpy() if chosen is None else chosen
 
 
 def seen_and_new(federation: Federation, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, bool]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pefll.backend.recorded import capture, overwriting, warm_up
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.engines.cohort import Ledger
-from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
+from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue, RoundInputs
 from pefll.methods.contract import Method
 
 _gpu = threading.RLock()
@@ -34,7 +34,11 @@ class RecordableEngine(Protocol):
     ledger: Ledger
     method: Method[Any]
 
-    def checked_round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
+    def inputs(self, first: int, rounds: int) -> RoundInputs:
+        """Return what the plan decides for rounds first..first+rounds-1, one row for each round."""
+        ...
+
+    def checked_round(self, server: Tree, t: Tensor, given: RoundInputs) -> tuple[Tree, Tensor, Tensor]:
         """Return the state after round t, whether all replies were finite, bool [], and the client to blame."""
         ...
 
@@ -101,6 +105,9 @@ class CudaQueue(DeviceQueue):
 class _RoundGraph:
     """A round as one CUDA graph. It overwrites the server's state. The round number is a counter in device memory.
 
+    The graph reads the clients of a round and the factors of learning rates from fixed places, which are filled before
+    each replay.
+
     Attributes:
         bad: int64 [2], the first round with a reply that is not finite, and the client to blame; -1 for none.
     """
@@ -109,20 +116,21 @@ class _RoundGraph:
         device = engine.device
         self.engine = engine
         self.server = map_tree(torch.clone, server)
+        self.given = RoundInputs(*(None if part is None else part[0].clone() for part in engine.inputs(0, 1)))
         self.t = torch.zeros((), dtype=torch.int64, device=device)
         self.bad = torch.full((2,), -1, dtype=torch.int64, device=device)
         spare = engine.ledger.copy()
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side), warm_up():
             for _ in range(2):
-                engine.checked_round(self.server, self.t)
+                engine.checked_round(self.server, self.t, self.given)
         torch.cuda.current_stream(device).wait_stream(side)
         before = engine.ledger.copy()
         self.graph = torch.cuda.CUDAGraph()
         # A step of Adam must not overwrite the state of a user's method, which may read the old state afterwards.
         may_overwrite = overwriting() if type(engine.method).__module__.startswith("pefll.methods.") else nullcontext()
         with capture(self.graph, side), may_overwrite:
-            after, healthy, blamed = engine.checked_round(self.server, self.t)
+            after, healthy, blamed = engine.checked_round(self.server, self.t, self.given)
             _copy_into(self.server, after)
             self.bad.copy_(torch.where(healthy | (self.bad[0] >= 0), self.bad, torch.stack([self.t, blamed])))
             self.t.add_(1)
@@ -135,7 +143,11 @@ class _RoundGraph:
                 mine.copy_(given)
                 self.bad.fill_(-1)  # the state is new; only the earlier one may have diverged
         self.t.fill_(first)
-        for _ in range(rounds):
+        inputs = self.engine.inputs(first, rounds)
+        for place in range(rounds):
+            for part, rows in zip(self.given, inputs, strict=True):
+                if part is not None and rows is not None:
+                    part.copy_(rows[place])
             self.graph.replay()
         self.engine.ledger.add(self.cost, rounds)
         return self.server, self.bad

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,27 @@ from pefll.engines.cohort import Engine
 
 T = TypeVar("T")
 _streams: dict[torch.device, torch.cuda.Stream] = {}  # one stream per device, for copies that wait for no other work
+
+
+class RoundInputs(NamedTuple):
+    """What a plan decides for a round, on the device. In `VectorEngine.inputs`, each has a leading axis of rounds.
+
+    Attributes:
+        clients: int64 [c], the clients of the round; None for uniform sampling.
+        client_factor: [], factor of the clients' learning rates; None for 1.
+        server_factor: [], factor of the server's learning rates; None for 1.
+    """
+
+    clients: Tensor | None = None
+    client_factor: Tensor | None = None
+    server_factor: Tensor | None = None
+
+    def of_round(self, place: int) -> RoundInputs:
+        """Return the inputs of one round, as views."""
+        return RoundInputs(*(None if part is None else part[place] for part in self))
+
+
+NO_INPUTS = RoundInputs()
 
 
 class DeviceFuture(Generic[T]):

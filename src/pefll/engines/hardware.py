@@ -20,6 +20,7 @@ from pefll.data.federation import TRAIN, Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.cuda_queue import one_thread
 from pefll.engines.memory import MemoryPlan, check_fits, networks_of, sample_values
+from pefll.engines.round_plan import UNIFORM, RoundPlan
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.engines.workers import can_fork
@@ -158,16 +159,21 @@ def place_data(hardware: Hardware, federation: Federation, copies: dict[object, 
 
 
 def make_engine(
-    hardware: Hardware, federation: Federation, method: Method[Any], seed: int, clients_per_round: int
+    hardware: Hardware,
+    federation: Federation,
+    method: Method[Any],
+    seed: int,
+    clients_per_round: int,
+    plan: RoundPlan = UNIFORM,
 ) -> Engine:
     """Return a new engine; with `clients_per_round=0` it only evaluates."""
     device, _, precision, processes = hardware
     if hardware.engine == "vector":
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        return VectorEngine(federation, method, seed, clients_per_round, device, hardware.dtype, precision)
+        return VectorEngine(federation, method, seed, clients_per_round, device, hardware.dtype, precision, plan)
     processes = min(processes, max(1, clients_per_round))
-    return SerialEngine(federation, method, seed, clients_per_round, hardware.dtype, processes)
+    return SerialEngine(federation, method, seed, clients_per_round, hardware.dtype, processes, plan)
 
 
 @contextmanager
@@ -178,9 +184,10 @@ def open_engine(
     seed: int,
     clients_per_round: int,
     copies: dict[object, Tensor] | None = None,
+    plan: RoundPlan = UNIFORM,
 ) -> Iterator[Engine]:
     """Call `place_data` and `make_engine`, and close the engine after the block."""
-    engine = make_engine(hardware, place_data(hardware, federation, copies), method, seed, clients_per_round)
+    engine = make_engine(hardware, place_data(hardware, federation, copies), method, seed, clients_per_round, plan)
     try:
         yield engine
     finally:

@@ -21,9 +21,10 @@ from pefll.engines.cohort import (
     check_cohort_size,
     client_to_blame,
     not_finite,
-    sample_cohort,
+    sampled,
     seen_and_new,
 )
+from pefll.engines.round_plan import CONSTANT, UNIFORM, Rates, RoundPlan
 from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
 from pefll.engines.workers import Workers
@@ -45,10 +46,12 @@ class SerialCohort(BaseCohort):
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         cast = [type(argument)(map_tree(self.engine.cast, argument.value)) for argument in arguments]
         name = getattr(task, "__name__", "")
+        ids, rate = self.ids.numpy(), self.rates.clients
+        assert not isinstance(rate, Tensor)  # this engine's factors are numbers
         if self.engine.workers is not None and getattr(self.engine.method, name, None) == task:
-            replies = self.engine.workers.run(name, self.ids.numpy(), self.round, cast, static, self.on_progress)
+            replies = self.engine.workers.run(name, ids, self.round, cast, static, self.on_progress, rate)
         else:
-            replies = self.engine.run_here(task, self.ids.numpy(), self.round, cast, static, self.on_progress)
+            replies = self.engine.run_here(task, ids, self.round, cast, static, self.on_progress, rate)
         if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(replies)):
             client = int(client_to_blame(replies, self.ids, cast))
             who = None if client < 0 else self.engine.federation.name_of(client)
@@ -75,6 +78,7 @@ class SerialEngine(SynchronousEngine):
         clients_per_round: number of clients in a round; 0 for an engine that only evaluates.
         dtype: type of weights and inputs.
         processes: number of processes that share the clients; with 1, this process runs all clients.
+        plan: sampling of clients, and schedules of learning rates.
     """
 
     name = "serial"
@@ -88,9 +92,10 @@ class SerialEngine(SynchronousEngine):
         clients_per_round: int,
         dtype: torch.dtype = torch.float32,
         processes: int = 1,
+        plan: RoundPlan = UNIFORM,
     ) -> None:
         check_cohort_size(federation, clients_per_round)
-        self.federation, self.method, self.seed, self.dtype = federation, method, seed, dtype
+        self.federation, self.method, self.seed, self.dtype, self.plan = federation, method, seed, dtype, plan
         self.clients_per_round = clients_per_round
         self.device = torch.device("cpu")
         self.ledger = Ledger()
@@ -104,7 +109,7 @@ class SerialEngine(SynchronousEngine):
         return map_tree(self.cast, self.method.init(self.seed, cohort))
 
     def _round(self, server: Tree, t: int) -> Tree:
-        return self.method.round(server, self._cohort(self._sample(t), t, self.ledger))
+        return self.method.round(server, self._cohort(self._sample(t), t, self.ledger, rates=self.plan.rates(t)))
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, SerialCohort]]:
         """Yield (clients, cohort) pairs that cover all `clients`."""
@@ -132,6 +137,7 @@ class SerialEngine(SynchronousEngine):
         arguments: list[Everyone | Each],
         static: dict[str, int],
         on_progress: Callable[[bool], None] | None = None,
+        lr_factor: float | None = None,
     ) -> Tree:
         """Run a task on clients in this process and return the replies with a leading client axis."""
         replies = []
@@ -143,14 +149,14 @@ class SerialEngine(SynchronousEngine):
                 else argument.value
                 for argument in given
             ]
-            replies.append(task(self._client(id_, round_), *values, **static))
+            replies.append(task(self._client(id_, round_, lr_factor), *values, **static))
             if on_progress is not None:
                 on_progress(isinstance(replies[-1], ClientState))
         if not replies:
             raise PefllError("a cohort has no clients; give it at least one", code="PEFLL-E011")
         return map_tree(lambda *parts: torch.stack(parts), *replies)
 
-    def _client(self, id_: int, round_: int) -> Client:
+    def _client(self, id_: int, round_: int, lr_factor: float | None = None) -> Client:
         count = self.federation.count[:, id_]
         train, validation, test = count.tolist()
         return Client(
@@ -162,14 +168,29 @@ class SerialEngine(SynchronousEngine):
             count=count,
             capacity=(train, validation, test),
             dtype=self.dtype,
+            lr_factor=lr_factor,
         )
 
     def _sample(self, t: int) -> Ids:
-        drawn = sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round)
-        return drawn.numpy()
+        return sampled(self.plan, self.federation, self.seed, t, self.clients_per_round)
 
-    def _cohort(self, ids: Ids, t: int, ledger: Ledger, trains: bool = True, is_new: bool = False) -> SerialCohort:
+    def _cohort(
+        self,
+        ids: Ids,
+        t: int,
+        ledger: Ledger,
+        trains: bool = True,
+        is_new: bool = False,
+        rates: Rates = CONSTANT,
+    ) -> SerialCohort:
         chosen = torch.from_numpy(np.array(ids, dtype=np.int64))
         return SerialCohort(
-            size=len(ids), ids=chosen, is_new=is_new, ledger=ledger, engine=self, round=t, trains=trains
+            size=len(ids),
+            ids=chosen,
+            is_new=is_new,
+            ledger=ledger,
+            engine=self,
+            round=t,
+            trains=trains,
+            rates=rates,
         )

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pefll.core.tree import Tree, map_tree
 from pefll.data.client import Client
-from pefll.data.federation import Federation
+from pefll.data.federation import TRAIN, Federation
 from pefll.engines.cohort import (
     BaseCohort,
     Ids,
@@ -26,7 +27,9 @@ from pefll.engines.cohort import (
     seen_and_new,
 )
 from pefll.engines.cuda_queue import CudaQueue, one_thread
+from pefll.engines.device_queue import NO_INPUTS, RoundInputs
 from pefll.engines.mapping import check_mapped, explain_unmappable
+from pefll.engines.round_plan import CONSTANT, UNIFORM, Rates, RoundPlan
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 
@@ -52,7 +55,17 @@ class VectorCohort(BaseCohort):
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:
         def one(id_: Tensor, offset: Tensor, count: Tensor, *values: Tree) -> Tree:
-            client = Client(self.federation, self.seed, id_, self.round, offset, count, self.capacity, self.dtype)
+            client = Client(
+                self.federation,
+                self.seed,
+                id_,
+                self.round,
+                offset,
+                count,
+                self.capacity,
+                self.dtype,
+                self.rates.clients,
+            )
             return task(client, *values, **static)
 
         values = [map_tree(self._cast, argument.value) for argument in arguments]
@@ -95,6 +108,7 @@ class VectorEngine:
         device: a CUDA device, where a round becomes one graph, or the CPU.
         dtype: type of weights and inputs.
         precision: how a GPU multiplies float32 numbers: float32, tf32 or bf16.
+        plan: sampling of clients, and schedules of learning rates.
     """
 
     name = "vector"
@@ -109,13 +123,14 @@ class VectorEngine:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: str = "float32",
+        plan: RoundPlan = UNIFORM,
     ) -> None:
         check_cohort_size(federation, clients_per_round)
         self._counts = federation.count.numpy(force=True)
         self.device = torch.device(device)
         with one_thread(self.device):
             self.federation = federation.to(self.device)
-        self.method, self.seed, self.dtype = method, seed, dtype
+        self.method, self.seed, self.dtype, self.plan = method, seed, dtype, plan
         self.clients_per_round = clients_per_round
         self.breaks_off = self.device.type == "cpu"  # recording a graph must not be interrupted
         self.ledger = Ledger()
@@ -126,7 +141,8 @@ class VectorEngine:
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         check_mapped(self.method.problem)
-        cohort = self._cohort(self._sample(torch.zeros((), dtype=torch.int64, device=self.device))[:1], 0, self.ledger)
+        zero = torch.zeros((), dtype=torch.int64, device=self.device)
+        cohort = self._cohort(self._sample(zero, self.inputs(0, 1).of_round(0))[:1], 0, self.ledger)
         server = self.method.init(self.seed, cohort)
         return map_tree(cohort._cast, server)
 
@@ -136,8 +152,9 @@ class VectorEngine:
             server, under_way = self.queue.launch(server, first, rounds)
             under_way.wait()
             return server
+        inputs = self.inputs(first, rounds)
         for t in range(first, first + rounds):
-            server, healthy, blamed = self.checked_round(server, torch.full((), t))
+            server, healthy, blamed = self.checked_round(server, torch.full((), t), inputs.of_round(t - first))
             if not bool(healthy):
                 self.raise_if_bad(torch.stack([torch.tensor(t), blamed]))
         return server
@@ -167,9 +184,23 @@ class VectorEngine:
             self.queue = None
         EngineSettings.give_back(self)
 
-    def checked_round(self, server: Tree, t: Tensor) -> tuple[Tree, Tensor, Tensor]:
+    def inputs(self, first: int, rounds: int) -> RoundInputs:
+        """Return what the plan decides for rounds first..first+rounds-1, on the device, one row for each round."""
+        plan, numbers = self.plan, range(first, first + rounds)
+        if plan is UNIFORM:
+            return NO_INPUTS
+        samples, c = self._counts[TRAIN, : self.federation.num_seen], self.clients_per_round
+        chosen = [ids for t in numbers if (ids := plan.clients(self.seed, t, samples, c)) is not None]
+        factors = zip(*(plan.rates(t) for t in numbers), strict=True)
+        return RoundInputs(
+            self._to_device(np.stack(chosen), torch.int64) if chosen else None,
+            *(None if None in part else self._to_device(np.array(part), self.dtype) for part in factors),
+        )
+
+    def checked_round(self, server: Tree, t: Tensor, given: RoundInputs = NO_INPUTS) -> tuple[Tree, Tensor, Tensor]:
         """Return the state after round t, whether all replies were finite, bool [], and the client to blame."""
-        cohort = self._cohort(self._sample(t), t, self.ledger, trains=True)
+        rates = Rates(given.client_factor, given.server_factor)
+        cohort = self._cohort(self._sample(t, given), t, self.ledger, trains=True, rates=rates)
         return self.method.round(server, cohort), *cohort.verdict()
 
     def raise_if_bad(self, bad: Tensor) -> None:
@@ -182,8 +213,15 @@ class VectorEngine:
         if round_ >= 0:
             raise not_finite("training", None if client < 0 else self.federation.name_of(client), round_)
 
-    def _sample(self, t: Tensor) -> Tensor:
+    def _sample(self, t: Tensor, given: RoundInputs = NO_INPUTS) -> Tensor:
+        if given.clients is not None:
+            return given.clients
         return sample_cohort(self.federation, self.seed, t, self.clients_per_round)
+
+    def _to_device(self, values: npt.NDArray[Any], dtype: torch.dtype) -> Tensor:
+        copied = torch.from_numpy(values).to(dtype)
+        # From pinned memory, so that the host does not wait for the rounds that are under way.
+        return copied.pin_memory().to(self.device, non_blocking=True) if self.queue is not None else copied
 
     def _cohort(
         self,
@@ -193,6 +231,7 @@ class VectorEngine:
         capacity: tuple[int, int, int] | None = None,
         is_new: bool = False,
         trains: bool = False,
+        rates: Rates = CONSTANT,
     ) -> VectorCohort:
         if isinstance(t, int):
             t = torch.full((), t, dtype=torch.int64, device=self.device)
@@ -208,6 +247,7 @@ class VectorEngine:
             round=t,
             capacity=capacity or self._capacity,
             trains=trains,
+            rates=rates,
         )
 
 

@@ -35,7 +35,7 @@ PROGRESS_SECONDS = 0.5  # seconds between two calls of `on_progress` while no re
 # `process.lock` guards changes and forks.
 _open_pipes: set[Connection] = set()
 
-RunHere = Callable[[Callable[..., Tree], Ids, int, "list[Everyone | Each]", dict[str, int]], Tree]
+RunHere = Callable[..., Tree]  # see `SerialEngine.run_here`
 
 
 def can_fork() -> bool:
@@ -79,6 +79,7 @@ class Workers:
         arguments: list[Everyone | Each],
         static: dict[str, int],
         on_progress: Callable[[bool], None] | None = None,
+        lr_factor: float | None = None,
     ) -> Tree:
         """Run a method's task on clients, shared among the processes, and return the replies in order.
 
@@ -96,7 +97,7 @@ class Workers:
                 for argument in arguments
             ]
             header = {"task": task, "ids": ids[share].tolist(), "round": round_, "kinds": kinds, "static": static}
-            return pack(*values, **header)
+            return pack(*values, **header, lr_factor=lr_factor)
 
         replies = self._send_all([partial(message, share) for share in shares], on_progress)
         return map_tree(lambda *parts: torch.cat(parts), *replies)
@@ -202,7 +203,7 @@ def _serve(pipe: Connection, run_here: RunHere, method: Method[Any]) -> None:
         ids = np.asarray(header["ids"], dtype=np.int64)
         try:
             task = getattr(method, header["task"])
-            reply = pack(run_here(task, ids, header["round"], arguments, header["static"]))
+            reply = pack(run_here(task, ids, header["round"], arguments, header["static"], None, header["lr_factor"]))
         except PefllError as error:
             reply = pack(sentence=error.args[0], code=error.code)
         except Exception as error:  # noqa: BLE001 - the server raises it again with this text

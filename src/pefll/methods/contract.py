@@ -91,6 +91,14 @@ class Cohort(Protocol):
         """Return `memory`, with one row per client of the federation, after replacing this cohort's rows by `kept`."""
         ...
 
+    def client_rate(self, lr: float) -> float | Tensor:
+        """Return a client's learning rate in this round: `lr`, times the factor of the run's schedule."""
+        ...
+
+    def server_rate(self, lr: float) -> float | Tensor:
+        """Return a learning rate of the server in this round: `lr`, times the factor of the run's schedule."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -175,6 +183,8 @@ class Method(Protocol[State]):
         client_tasks: names of the functions that real clients agree to run; without this attribute, all functions.
         describing_tasks: names of the functions whose replies real clients check against the limits of their owner.
         kept_arguments: for each function, the arguments that may be tensors a client kept; real clients refuse others.
+        client_rates: names of the clients' learning rates that follow a schedule, through `client.rate(lr)`.
+        server_rates: names of the server's learning rates that follow a schedule, through `cohort.server_rate(lr)`.
         personal_settings: names of the hyper-parameters that only `personalize` reads. They may change after training.
             The first is a number of steps. If it is 0, the others have no effect.
 
@@ -298,6 +308,8 @@ class BaseMethod:
         return super().__new__(cls)
 
     trains_in_rounds: ClassVar[bool] = True
+    client_rates: ClassVar[tuple[str, ...]] = ()
+    server_rates: ClassVar[tuple[str, ...]] = ()
 
     @property
     def problem(self) -> Problem:

@@ -33,10 +33,11 @@ class FedAvg(Averaging):
     weight_decay: float = 5e-5
 
     uses_labels: ClassVar[bool] = False  # every client gets the global model
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def train(self, client: Client, theta: Tensor) -> Update:
         """Train the global model on one client's samples."""
-        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        sgd = SGD(client.rate(self.client_lr), self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
         return update(client, sgd_on_loss(self.problem.loss, theta, batches, sgd))

@@ -65,6 +65,7 @@ class FedRep(BaseMethod):
     weight_decay: float = 5e-5
 
     trains_new_clients: ClassVar[bool] = True
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "assemble", "predict")
     kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {
         "train": ("head",),
@@ -90,10 +91,9 @@ class FedRep(BaseMethod):
         """Number of gradients per sample that a client computes in a round."""
         return self.head_epochs + self.body_epochs if self.parts.size else self.body_epochs
 
-    @property
-    def sgd(self) -> SGD:
-        """A client's optimiser."""
-        return SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+    def sgd(self, client: Client) -> SGD:
+        """Return a client's optimiser."""
+        return SGD(client.rate(self.client_lr), self.client_momentum, self.weight_decay, self.client_clip or None)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first model; its head is the initial head of every client."""
@@ -120,7 +120,11 @@ class FedRep(BaseMethod):
         head = self.fit_head(client, body, head, self.head_epochs)
         batches, steps = client.epochs("train", self.batch_size, self.body_epochs)
         body = sgd_on_loss(
-            lambda b, batch: self.problem.loss(self.parts.values(b, head), batch), body, batches, self.sgd, steps
+            lambda b, batch: self.problem.loss(self.parts.values(b, head), batch),
+            body,
+            batches,
+            self.sgd(client),
+            steps,
         )
         return Update(body, client.count[TRAIN].to(body.dtype), ClientState(head))
 
@@ -130,7 +134,11 @@ class FedRep(BaseMethod):
             return head
         batches, steps = client.epochs("head", self.batch_size, epochs)
         return sgd_on_loss(
-            lambda h, batch: self.problem.loss(self.parts.values(body, h), batch), head, batches, self.sgd, steps
+            lambda h, batch: self.problem.loss(self.parts.values(body, h), batch),
+            head,
+            batches,
+            self.sgd(client),
+            steps,
         )
 
     def join_in(self, client: Client, body: Tensor, head: Tensor) -> ClientState:

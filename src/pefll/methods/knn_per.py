@@ -63,6 +63,7 @@ class KNNPer(Averaging):
     many_neighbours: int = 10
     max_weight: float = 1.0
 
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "keep_memory", "predict")
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class KNNPer(Averaging):
 
     def train(self, client: Client, theta: Tensor) -> Update:
         """Train the global model on one client's samples."""
-        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        sgd = SGD(client.rate(self.client_lr), self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
         return update(client, sgd_on_loss(self.problem.loss, theta, batches, sgd))
 

@@ -22,16 +22,18 @@ class SGD(NamedTuple):
     """Hyper-parameters of SGD. They mean the same as in torch.
 
     Attributes:
-        lr: learning rate.
+        lr: learning rate; a tensor [] if it follows a schedule.
         momentum: factor of the previous velocity, without dampening.
         decay: weight decay, added to the gradient after clipping.
         clip: maximum norm of the gradient; None for no clipping.
+        proximal: μ of the proximal term μ/2 ‖θ - θ₀‖². Its gradient is added after clipping, as the weight decay is.
     """
 
-    lr: float
+    lr: float | Tensor
     momentum: float = 0.9
     decay: float = 0.0
     clip: float | None = 50.0
+    proximal: float = 0.0
 
 
 def clipped(gradient: Tensor, limit: float | None) -> Tensor:
@@ -53,6 +55,7 @@ def sgd_on_loss(
     batches: Iterable[Any],
     sgd: SGD,
     steps: Tensor | None = None,
+    towards: Tensor | None = None,
 ) -> Tensor:
     """Return the parameters [D] after one step of SGD on each batch.
 
@@ -62,8 +65,9 @@ def sgd_on_loss(
         batches: one batch per step.
         sgd: hyper-parameters.
         steps: see `sgd_along`.
+        towards: see `sgd_along`.
     """
-    return sgd_along(lambda at, batch: gradient(loss, at, batch), theta, batches, sgd, steps)
+    return sgd_along(lambda at, batch: gradient(loss, at, batch), theta, batches, sgd, steps, towards)
 
 
 @reference
@@ -73,6 +77,7 @@ def sgd_along(
     batches: Iterable[Any],
     sgd: SGD,
     steps: Tensor | None = None,
+    towards: Tensor | None = None,
 ) -> Tensor:
     """Return the parameters [D] after one step of SGD for each batch, along a given direction.
 
@@ -84,18 +89,26 @@ def sgd_along(
         sgd: hyper-parameters.
         steps: int64 [], number of steps to take; None for all batches. Clients of one `vmap` get the same number of
             batches, but each client stops after its own number of steps.
+        towards: θ₀ [D] of the proximal term, which has the weight `sgd.proximal`; None for the initial parameters.
     """
-    velocity = torch.zeros_like(theta)
+    velocity, anchor = torch.zeros_like(theta), theta if towards is None else towards
     for i, batch in enumerate(batches):
-        moved, velocity = sgd_step(theta, velocity, direction(theta, batch), sgd)
+        moved, velocity = sgd_step(theta, velocity, direction(theta, batch), sgd, anchor)
         theta = moved if steps is None else torch.where(i < steps, moved, theta)
     return theta
 
 
 @reference
-def sgd_step(theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: SGD) -> tuple[Tensor, Tensor]:
-    """Return parameters and velocity, each [D], after one step along a gradient [D]."""
+def sgd_step(
+    theta: Tensor, velocity: Tensor, gradient: Tensor, sgd: SGD, towards: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return parameters and velocity, each [D], after one step along a gradient [D].
+
+    `towards` is θ₀ [D] of the proximal term; without it, there is no such term.
+    """
     velocity = sgd.momentum * velocity + clipped(gradient, sgd.clip) + sgd.decay * theta
+    if sgd.proximal and towards is not None:
+        velocity = velocity + sgd.proximal * (theta - towards)
     return theta - sgd.lr * velocity, velocity
 
 
@@ -103,14 +116,14 @@ class Adam(NamedTuple):
     """Hyper-parameters of the server's optimiser. They mean the same as in torch.
 
     Attributes:
-        lr: learning rate.
+        lr: learning rate; a tensor [] if it follows a schedule.
         decay: weight decay, added to the gradient.
         first_decay: β₁, decay of the first moment.
         second_decay: β₂, decay of the second moment.
         epsilon: added to the square root of the second moment.
     """
 
-    lr: float
+    lr: float | Tensor
     decay: float = 0.0
     first_decay: float = 0.9
     second_decay: float = 0.999

@@ -108,6 +108,8 @@ class PeFLL(refining.Refining):
     refine_lr: float = 5e-4
 
     base_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_backward", "adapt", "describe_all", "predict")
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
+    server_rates: ClassVar[tuple[str, ...]] = ("server_lr",)
     describing_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_all")
 
     def __post_init__(self) -> None:
@@ -162,7 +164,7 @@ class PeFLL(refining.Refining):
         d_hypernetwork, d_v = pullback(delta / cohort.size)
         d_v = cohort.size * d_v
         d_embedder = cohort.run(self.describe_backward, everyone(server.embedder), each(d_v))  # Δv_i down, Δη_v up
-        return self.step(server, d_hypernetwork, d_embedder.mean(dim=0))
+        return self.step(server, d_hypernetwork, d_embedder.mean(dim=0), cohort)
 
     def describe(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v, the mean of φ over a random batch, [l]."""
@@ -176,22 +178,29 @@ class PeFLL(refining.Refining):
     def adapt(self, client: Client, theta: Tensor) -> Tensor:
         """Return θ_before - θ_after [D] of k steps of local SGD. The server uses this difference as the gradient."""
         batches = client.batches("adapt", self.batch_size or None, self.local_steps)
-        return theta - optim.sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.client_lr))
+        return theta - optim.sgd_on_loss(self.problem.loss, theta, batches, self.sgd(client.rate(self.client_lr)))
 
     def describe_backward(self, client: Client, eta_v: Tensor, d_v: Tensor) -> Tensor:
         """Return Δη_v [E]: the gradient Δv [l] pulled back through `describe`, which draws the same batch again."""
         return pull_back(lambda eta: self.describe(client, eta), eta_v, d_v)
 
-    def step(self, server: Server, d_hypernetwork: Parameters, d_embedder: Tensor) -> Server:
-        """Lines 16 and 17: move η against the mean gradient plus the gradient of λ_h‖η_h‖² + λ_v‖η_v‖²."""
+    def step(
+        self, server: Server, d_hypernetwork: Parameters, d_embedder: Tensor, cohort: Cohort | None = None
+    ) -> Server:
+        """Lines 16 and 17: move η against the mean gradient plus the gradient of λ_h‖η_h‖² + λ_v‖η_v‖².
+
+        The cohort knows the schedules of learning rates; without it, the rates are constant.
+        """
         step, moments_h, moments_v = server.step + 1, server.hypernetwork_moments, server.embedder_moments
         if self.server_optimizer == "sgd":
-            eta_h = (1 - 2 * self.client_lr * self.lambda_h) * server.hypernetwork - optim.as_vector(d_hypernetwork)
-            eta_v = (1 - 2 * self.client_lr * self.lambda_v) * server.embedder - d_embedder
+            lr = cohort.client_rate(self.client_lr) if cohort else self.client_lr
+            eta_h = (1 - 2 * lr * self.lambda_h) * server.hypernetwork - optim.as_vector(d_hypernetwork)
+            eta_v = (1 - 2 * lr * self.lambda_v) * server.embedder - d_embedder
         else:
             # Both gradients are clipped as one vector.
             factor = optim.clip_factor(self.server_clip, d_hypernetwork, d_embedder)
-            of_h, of_v = (optim.Adam(self.server_lr, 2 * decay) for decay in (self.lambda_h, self.lambda_v))
+            lr = cohort.server_rate(self.server_lr) if cohort else self.server_lr
+            of_h, of_v = (optim.Adam(lr, 2 * decay) for decay in (self.lambda_h, self.lambda_v))
             eta_h, moments_h = optim.adam(server.hypernetwork, d_hypernetwork, moments_h, step, of_h, factor)
             eta_v, moments_v = optim.adam(server.embedder, d_embedder, moments_v, step, of_v, factor)
         average = optim.move_mean(server.average, Eta(eta_h, eta_v), step, self.server_average)

@@ -50,6 +50,7 @@ class PerFedAvg(Averaging):
     personal_steps: int = 5
 
     trains_new_clients: ClassVar[bool] = True
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "adapt", "predict")
     kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {"predict": ("theta",)}
 
@@ -81,7 +82,7 @@ class PerFedAvg(Averaging):
 
     def train(self, client: Client, theta: Tensor) -> Update:
         """Train the global model along the meta-gradient. Each step draws batches D, D' and, for hf, D''."""
-        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        sgd = SGD(client.rate(self.client_lr), self.client_momentum, self.weight_decay, self.client_clip or None)
         outer, steps = self.batches(client, "train")
         inner, _ = self.batches(client, "inner")
         if self.variant == "fo":

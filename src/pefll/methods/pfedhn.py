@@ -75,6 +75,8 @@ class PFedHN(BaseMethod):
     new_lr: float = 0.0
 
     trains_new_clients: ClassVar[bool] = True
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
+    server_rates: ClassVar[tuple[str, ...]] = ("server_lr", "embedding_lr")
     client_tasks: ClassVar[tuple[str, ...]] = ("adapt", "predict")
 
     def __post_init__(self) -> None:
@@ -112,15 +114,16 @@ class PFedHN(BaseMethod):
         d_hypernetwork, d_v = pullback(delta)
         # φ follows the mean over clients. An embedding belongs to one client and follows only that client.
         d_embeddings = torch.zeros_like(server.embeddings).index_copy(0, cohort.ids, d_v)
+        lr, lr_of_embeddings = cohort.server_rate(self.server_lr), cohort.server_rate(self.embedding_lr)
         hypernetwork, velocity = self.step(
-            server.hypernetwork, server.hypernetwork_velocity, d_hypernetwork / cohort.size, self.server_lr
+            server.hypernetwork, server.hypernetwork_velocity, d_hypernetwork / cohort.size, lr
         )
         embeddings, of_embeddings = self.step(
-            server.embeddings, server.embeddings_velocity, d_embeddings, self.embedding_lr
+            server.embeddings, server.embeddings_velocity, d_embeddings, lr_of_embeddings
         )
         return Server(hypernetwork, embeddings, server.newcomer, velocity, of_embeddings)
 
-    def step(self, parameters: Tensor, velocity: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    def step(self, parameters: Tensor, velocity: Tensor, gradient: Tensor, lr: float | Tensor) -> tuple[Tensor, Tensor]:
         """Return parameters and velocity after one step of the server's SGD, with unchanged shapes."""
         sgd = SGD(lr, self.server_momentum, self.server_decay, self.server_clip or None)
         after = sgd_step(parameters.flatten(), velocity.flatten(), gradient.flatten(), sgd)
@@ -146,6 +149,6 @@ class PFedHN(BaseMethod):
 
     def adapt(self, client: Client, theta: Tensor, exchange: int) -> Tensor:
         """Return θ_before - θ_after [D] of local SGD. The server uses this difference as the gradient."""
-        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        sgd = SGD(client.rate(self.client_lr), self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches(f"adapt/{exchange}", self.batch_size or None, self.local_steps)
         return theta - sgd_on_loss(self.problem.loss, theta, batches, sgd)

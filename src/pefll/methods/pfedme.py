@@ -65,6 +65,7 @@ class PFedMe(BaseMethod):
     new_lr: float = 0.0
 
     trains_new_clients: ClassVar[bool] = True
+    client_rates: ClassVar[tuple[str, ...]] = ("personal_lr", "client_lr")
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "join_in", "recall", "predict")
     kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {"recall": ("personal",), "predict": ("theta",)}
 
@@ -82,10 +83,9 @@ class PFedMe(BaseMethod):
         """Number of batch gradients that a client computes in a round."""
         return self.local_rounds * self.inner_steps
 
-    @property
-    def sgd(self) -> SGD:
-        """The optimiser of a personal model in a round."""
-        return SGD(self.personal_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+    def sgd(self, lr: float | Tensor) -> SGD:
+        """Return the optimiser of a personal model, with the learning rate `lr`."""
+        return SGD(lr, self.client_momentum, self.weight_decay, self.client_clip or None)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the first global model; all personal models start as copies of it."""
@@ -110,16 +110,15 @@ class PFedMe(BaseMethod):
     def train(self, client: Client, theta: Tensor) -> Update:
         """Repeat R times: K steps of the personal model on one batch, then one step of the global model."""
         w, personal = theta, theta
+        sgd, lr = self.sgd(client.rate(self.personal_lr)), client.rate(self.client_lr)
         for batch in client.batches("train", self.batch_size or None, self.local_rounds):
-            personal = self.approach(personal, w, batch)
-            w = w - self.client_lr * self.lambda_ * (w - personal)
+            personal = self.approach(personal, w, batch, sgd)
+            w = w - lr * self.lambda_ * (w - personal)
         return Update(w, ClientState(personal))
 
-    def approach(self, personal: Tensor, w: Tensor, batch: Batch) -> Tensor:
+    def approach(self, personal: Tensor, w: Tensor, batch: Batch, sgd: SGD) -> Tensor:
         """Return the personal model [D] after K steps on f(θ) + λ/2 ‖θ - w‖²."""
-        return sgd_on_loss(
-            lambda at, batch: self.envelope(at, w, batch), personal, [batch] * self.inner_steps, self.sgd
-        )
+        return sgd_on_loss(lambda at, batch: self.envelope(at, w, batch), personal, [batch] * self.inner_steps, sgd)
 
     def envelope(self, personal: Tensor, w: Tensor, batch: Batch) -> Tensor:
         """Return f(θ) + λ/2 ‖θ - w‖² on a batch, []."""
@@ -130,7 +129,7 @@ class PFedMe(BaseMethod):
         batches, steps = client.epochs("new", self.batch_size or client.capacity[TRAIN], self.new_epochs)
         # In a round, w follows θ every K steps. That damps steps that are too large (personal_lr·λ above 1). Here w is
         # fixed, so the same learning rate can diverge. Therefore new clients have their own rate, new_lr.
-        sgd = self.sgd._replace(lr=self.new_lr or self.personal_lr)
+        sgd = self.sgd(self.new_lr or self.personal_lr)
         return ClientState(sgd_on_loss(lambda at, batch: self.envelope(at, theta, batch), theta, batches, sgd, steps))
 
     def recall(self, client: Client, personal: Tensor) -> ClientState:

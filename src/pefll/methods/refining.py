@@ -49,7 +49,7 @@ class Refining(BaseMethod):
         """The arguments that may be `ClientState`: a refined model, which its client keeps."""
         return {"predict": ("theta",)} if self.refine_steps else {}
 
-    def sgd(self, lr: float) -> SGD:
+    def sgd(self, lr: float | Tensor) -> SGD:
         """Return a client's optimiser with the learning rate `lr`."""
         return SGD(lr, self.client_momentum, 2 * self.lambda_theta, self.client_clip or None)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pefll.core.arguments import plain, share, shown, text, whole_number
+from pefll.core.arguments import number, plain, share, shown, text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import read_limited, write_whole
 from pefll.core.wording import argument, counted, for_the_command_line
@@ -20,13 +20,22 @@ PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector", "flower")
 # Settings that may differ when a run is resumed: they change where, how fast and how long it runs. Another engine or
 # device changes results only by rounding.
-MAY_CHANGE = {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"}
+MAY_CHANGE = {
+    "rounds",
+    "data_dir",
+    "device",
+    "engine",
+    "processes",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "data_sha256",
+}
 
 # At 0.1 ms per round this takes three years.
 MOST_ROUNDS = 10**12
 
 # Settings that `Config.command` leaves out, because they depend on the machine.
-SILENT = {"data_dir", "device", "processes", "checkpoint_every", "data_sha256"}
+SILENT = {"data_dir", "device", "processes", "checkpoint_every", "checkpoint_minutes", "data_sha256"}
 MOST_CHARACTERS = 16_384  # in a settings file
 MOST_BYTES = 4 * MOST_CHARACTERS  # UTF-8 needs at most 4 per character
 
@@ -46,6 +55,11 @@ class Config:
         model: the clients' model: auto, lenet, cnn, resnet20, mlp, or package.module:function.
         rounds: number of training rounds.
         clients_per_round: number of clients in a round; 0 for 5% of all clients.
+        sampling: which clients a round has: uniform, samples (in proportion to their numbers of training samples), or
+            package.module:function.
+        lr_schedule: schedule of the clients' learning rates: constant, cosine, "cosine LAST", "step ROUNDS FACTOR", or
+            package.module:function.
+        server_lr_schedule: schedule of the server's learning rates.
         seed: seed of all random numbers.
         engine: auto, serial, vector; flower for clients on other machines.
         device: auto, cpu, cuda, cuda:1, ...
@@ -54,7 +68,8 @@ class Config:
         eval_every: rounds between evaluations.
         eval_clients: clients per evaluation during training; 0 for as many as take little time. The final test uses
             all clients.
-        checkpoint_every: rounds between checkpoints; one is also written every five minutes.
+        checkpoint_every: rounds between checkpoints.
+        checkpoint_minutes: a checkpoint is also written if the last one is older than this.
         label: a table's column of labels, or an array in an .npz. In an .npz, "label" means the array y.
         client_column: a table's column of clients, or an array in an .npz.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
@@ -70,6 +85,9 @@ class Config:
     model: str = "auto"
     rounds: int = 1000
     clients_per_round: int = 0
+    sampling: str = "uniform"
+    lr_schedule: str = "constant"
+    server_lr_schedule: str = "constant"
     seed: int = 0
     engine: str = "auto"
     device: str = "auto"
@@ -78,6 +96,7 @@ class Config:
     eval_every: int = 30
     eval_clients: int = 0
     checkpoint_every: int = 1000
+    checkpoint_minutes: float = 5.0
     label: str = "label"
     client_column: str = "client"
     data_sha256: str = ""
@@ -123,7 +142,7 @@ class Config:
             least = 1 if name in ("eval_every", "checkpoint_every") else 0
             value = whole_number(value, argument(name), least, **({"most": MOST_ROUNDS} if name == "rounds" else {}))
         elif kind == "float":
-            value = share(value, argument(name))  # `unseen` is the only float
+            value = share(value, argument(name)) if name == "unseen" else _minutes(value, argument(name))
         elif kind == "str":
             value = text(value, argument(name))
         elif not isinstance(value, dict):
@@ -162,6 +181,20 @@ class Config:
             raise PefllError(
                 f"the run was started for {rounds}; it can be extended but not shortened: {advice}", code="PEFLL-R105"
             )
+        cosine = [name for name in ("lr_schedule", "server_lr_schedule") if getattr(self, name).startswith("cosine")]
+        if cosine and other.rounds > self.rounds:
+            raise PefllError(
+                f"the run cannot be extended: with {argument(cosine[0], getattr(self, cosine[0]))}, its learning rate "
+                f"ends at round {self.rounds:,}; {advice}",
+                code="PEFLL-R550",
+            )
+
+
+def _minutes(value: Any, name: str) -> float:
+    found = number(value, name)
+    if found <= 0:
+        raise PefllError(f"{name} is {found}; it must be more than 0", code="PEFLL-A554")
+    return found
 
 
 def read_settings(path: Path, trained: str | None = None) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from pefll.runs.config import Config
 from pefll.runs.progress import SAVED, Progress
 from pefll.runs.record import RunFolder
 
-CHECKPOINT_SECONDS = 300.0
-
 
 class Saver:
     """Decides when a checkpoint is due, and writes it. A run without a folder has no checkpoints.
@@ -58,7 +56,7 @@ class Saver:
 
     def _overdue(self) -> bool:
         """Return whether the last checkpoint is too old."""
-        return self._writer is not None and time.monotonic() - self._at > CHECKPOINT_SECONDS
+        return self._writer is not None and time.monotonic() - self._at > 60 * self._config.checkpoint_minutes
 
     def save(self, progress: Progress, server: Tree, ledger: Ledger) -> None:
         """Begin to write a checkpoint.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pefll.core import arguments
-from pefll.core.errors import PefllError, unknown
+from pefll.core.errors import PefllError, first_line, unknown
+from pefll.core.plugins import fault
 from pefll.core.progress import Monitor
+from pefll.core.wording import counted
 from pefll.runs.record import GROUPS
 from pefll.training.evaluation import Accuracy
 from pefll.training.resolve import RunSpec
@@ -25,6 +29,8 @@ class ActiveRun:
         history: all evaluations so far, oldest first, as in history.jsonl.
         summary: results, as in summary.json; empty before the end.
         stopped_by: the class name of the callback that stopped it; "" for none.
+        failure: the error of a callback that failed; the run then ends and is saved.
+        tell: shows a sentence to the user: on the console, or as a warning.
     """
 
     spec: RunSpec
@@ -32,6 +38,12 @@ class ActiveRun:
     history: list[Row] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     stopped_by: str = ""
+    failure: PefllError | None = None
+    tell: Callable[[str], None] = warnings.warn
+
+    def ends(self, asked_to_stop: Sequence[int]) -> bool:
+        """Return whether no more rounds start, because of signals so far or because a callback failed."""
+        return bool(asked_to_stop) or self.failure is not None
 
 
 class Callback:
@@ -43,7 +55,8 @@ class Callback:
 
         pefll.fit(federation, callbacks=[Print()])
 
-    Runs that train at once share their callbacks; `run` says which run a call is about.
+    Runs that train at once share their callbacks; `run` says which run a call is about. If a method raises an error,
+    the run writes a checkpoint and ends with a PefllError that names the callback.
     """
 
     def on_start(self, run: ActiveRun) -> None:
@@ -68,6 +81,57 @@ class Callback:
 
     def on_end(self, run: ActiveRun) -> None:
         """The run has ended. `run.summary` is empty if it failed or a signal stopped it."""
+
+
+@dataclass(eq=False)
+class Guarded(Callback):
+    """Calls a user's callback for one run. Its first error is kept in `run.failure`, and it is not called again."""
+
+    callback: Callback
+    failed: bool = False
+
+    def on_start(self, run: ActiveRun) -> None:
+        """Training starts."""
+        self._call(run, "on_start")
+
+    def on_rounds(self, run: ActiveRun) -> None:
+        """More rounds are done."""
+        self._call(run, "on_rounds")
+
+    def on_evaluation(self, run: ActiveRun, row: Row) -> bool:
+        """An evaluation is done; return whether to end the run."""
+        return bool(self._call(run, "on_evaluation", row))
+
+    def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
+        """A checkpoint has been written."""
+        self._call(run, "on_checkpoint", round_)
+
+    def on_end(self, run: ActiveRun) -> None:
+        """The run has ended. A callback that failed may close its files here."""
+        before, self.failed = self.failed, False
+        self._call(run, "on_end")
+        self.failed |= before
+
+    def _call(self, run: ActiveRun, event: str, *arguments: Any) -> Any:
+        if self.failed:
+            return None
+        try:
+            return getattr(self.callback, event)(run, *arguments)
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything
+            self.failed = True
+            if run.failure is None:
+                run.failure = self._failure(run, event, error)
+            return None
+
+    def _failure(self, run: ActiveRun, event: str, error: Exception) -> PefllError:
+        """Return the error that ends the run. The text of a PefllError is a sentence already."""
+        where = f"{run.spec.title}: the callback {name_of(self)} failed in {event}"
+        saved = f"its {counted(run.round, 'round')} are saved" if run.spec.folder and run.round else ""
+        if isinstance(error, PefllError):
+            return PefllError("; ".join(part for part in (f"{where}: {error.args[0]}", saved) if part), error.code)
+        why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
+        advice = f"{saved}; correct the callback, or leave it out" if saved else "correct it, or leave it out"
+        return PefllError(f"{where}: {why}; {advice}", code="PEFLL-T550")
 
 
 class History(Callback):
@@ -129,6 +193,11 @@ class EarlyStopping(Callback):
             value = sign * one[self._group][self._metric]
             best, waited = (value, 0) if value > best + self._min_delta else (best, waited + 1)
         return waited >= self._patience
+
+
+def name_of(callback: Callback) -> str:
+    """Return the name of a callback in sentences and in a run's summary: its class."""
+    return type(callback.callback if isinstance(callback, Guarded) else callback).__name__
 
 
 def check_callbacks(callbacks: Any) -> list[Callback]:

@@ -17,19 +17,21 @@ from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.plugins import allow
 from pefll.core.progress import Display, display, say
+from pefll.core.schedules import Schedule
 from pefll.core.signals import Signals, Stopped, stop_signals
 from pefll.data.federation import Federation, check_is_federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine
+from pefll.engines.round_plan import Sampling
 from pefll.methods import BaseMethod, method_name, method_value, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.claim import claimed
 from pefll.runs.config import Config
 from pefll.runs.progress import restore, start_or_resume
 from pefll.runs.record import seed_folder
-from pefll.training.callbacks import ActiveRun, Callback, History, ProgressBar, check_callbacks
+from pefll.training.callbacks import ActiveRun, Callback, Guarded, History, ProgressBar, check_callbacks
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.round_robin import ScheduledRun, Turns, round_robin
@@ -50,6 +52,9 @@ def fit(
     console: Console | None = None,
     config: Config | None = None,
     callbacks: Sequence[Callback] = (),
+    lr_schedule: str | Schedule = "constant",
+    server_lr_schedule: str | Schedule = "constant",
+    sampling: str | Sampling = "uniform",
     **settings: Any,
 ) -> Run:
     """Train a method on a federation and return the run, with the state of its best round.
@@ -70,19 +75,27 @@ def fit(
         config: all settings at once, in place of the arguments above. If it names a plug-in, pass the plug-in as
             `method` or `model` too, because a config may come from a file, which is not trusted.
         callbacks: called on events of the run, for example `pefll.EarlyStopping()`; see `pefll.Callback`.
+        lr_schedule: schedule of the clients' learning rates: constant, cosine, "step 300 0.1", or a function that maps
+            the number of a round to the factor of the rate.
+        server_lr_schedule: schedule of the server's learning rates.
+        sampling: which clients a round has: uniform; samples, in proportion to their numbers of training samples; or a
+            function, see `pefll.engines.round_plan.Sampling`.
         settings: fields of `Config` (clients_per_round, device, eval_every, ...) or hyper-parameters of the method.
     """
     check_is_federation(federation)
+    named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     if config is None:
-        config = _config(federation, name, model, rounds, seed, settings)
+        config = _config(federation, name, model, rounds, seed, settings | named)
     elif not isinstance(config, Config):
         raise PefllError(
             f"config is {arguments.shown(config)}; give a pefll.runs.config.Config, or leave it out and give settings "
             "as arguments, such as rounds=100",
             code="PEFLL-A017",
         )
-    specs = [resolve(config, federation, folder, model=model)]
+    elif named:
+        config = dataclasses.replace(config, **named)
+    specs = [resolve(config, federation, folder, model=model, functions=functions)]
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))[0]
 
 
@@ -96,6 +109,9 @@ def fit_seeds(
     out: str | Path | None = None,
     console: Console | None = None,
     callbacks: Sequence[Callback] = (),
+    lr_schedule: str | Schedule = "constant",
+    server_lr_schedule: str | Schedule = "constant",
+    sampling: str | Sampling = "uniform",
     **settings: Any,
 ) -> list[Run]:
     """Train a method with several seeds at once and return the runs, in the order of the seeds.
@@ -112,6 +128,9 @@ def fit_seeds(
         out: a folder for the runs; each run has its own folder seed-N in it. See `fit` for runs that exist already.
         console: see `fit`.
         callbacks: see `fit`; all runs share them.
+        lr_schedule: see `fit`.
+        server_lr_schedule: see `fit`.
+        sampling: see `fit`.
         settings: see `fit`.
 
     Raises:
@@ -121,13 +140,15 @@ def fit_seeds(
     seeds = [arguments.whole_number(seed, "a seed", 0) for seed in arguments.listed(seeds, "seeds", "[0, 1, 2]")]
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must differ from each other; give at least one seed", code="PEFLL-T104")
+    named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
         check_is_federation(data)
-        config = _config(data, name, model, rounds, seed, settings)
-        specs.append(resolve(config, data, folder and seed_folder(folder, seed), model=model, runs=len(seeds)))
+        config = _config(data, name, model, rounds, seed, settings | named)
+        of_seed = folder and seed_folder(folder, seed)
+        specs.append(resolve(config, data, of_seed, model=model, runs=len(seeds), functions=functions))
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))
 
 
@@ -190,7 +211,13 @@ def train_all(
             engine
             or stack.enter_context(
                 open_engine(
-                    spec.hardware, spec.federation, spec.method, spec.config.seed, spec.clients_per_round, copies
+                    spec.hardware,
+                    spec.federation,
+                    spec.method,
+                    spec.config.seed,
+                    spec.clients_per_round,
+                    copies,
+                    spec.plan,
                 )
             )
             for spec in unfinished
@@ -262,7 +289,8 @@ def _train_and_test(
     ended: OnRunEnd | None,
 ) -> Turns[Run]:
     """Train and test one run, in turns with others."""
-    active = ActiveRun(spec)
+    active = ActiveRun(spec) if tell is _ignore else ActiveRun(spec, tell=tell)
+    guarded = [Guarded(each) for each in callbacks]
     try:
         try:
             progress, active.history = start_or_resume(engine, spec.config, spec.folder, tell)
@@ -270,13 +298,13 @@ def _train_and_test(
             if progress.round:
                 tell(f"{spec.title}: resuming after round {progress.round}")
             with screen.line(spec.title, spec.config.rounds, progress.round) as bar:
-                observers = [History(), *callbacks, ProgressBar(bar)]
-                yield from train(engine, active, progress, observers, tell, asked_to_stop)
+                observers = [History(), *guarded, ProgressBar(bar)]
+                yield from train(engine, active, progress, observers, tell, asked_to_stop, runs_at_once)
         except PefllError as problem:
             error = _with_cause(problem, spec.federation)
             if runs_at_once > 1:  # report it now, because the other runs may take long
                 tell(f"{spec.label or f'seed {spec.config.seed}'} failed: {error}")
-            raise error from problem
+            raise error from (problem.__cause__ if error is problem else problem)
         summary = summary_of(engine, active, progress, screen, asked_to_stop)
         if spec.folder:
             if spec.maps and not spec.tunes:
@@ -284,8 +312,10 @@ def _train_and_test(
             spec.folder.write_summary(summary)
         active.summary = summary
     finally:
-        for each in callbacks:
+        for each in guarded:
             each.on_end(active)
+    if active.failure is not None:  # in the last call: everything is written
+        raise active.failure
     best, final = progress.best, progress.server
     run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, spec.federation, active.history)
     if ended is not None:
@@ -297,6 +327,25 @@ def _with_cause(error: PefllError, federation: Federation) -> PefllError:
     """Return the error; if training diverged on data with too large values, an error that names these values."""
     causes = out_of_proportion(federation) if isinstance(error, Diverged) else []
     return Diverged(f"{error.args[0]}, but first look at the data: {causes[0]}", error.code) if causes else error
+
+
+def names_and_functions(
+    lr_schedule: Any, server_lr_schedule: Any, sampling: Any
+) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
+    """Return the settings that differ from their defaults, as texts, and the functions that the user gave for them.
+
+    A run's config has the name module:function of a function. A resumed run needs the function again.
+    """
+    given = {"lr_schedule": lr_schedule, "server_lr_schedule": server_lr_schedule, "sampling": sampling}
+    functions = {name: value for name, value in given.items() if callable(value)}
+    names = {
+        name: f"{value.__module__}:{getattr(value, '__qualname__', type(value).__qualname__)}"
+        for name, value in functions.items()
+    }
+    texts = {name: arguments.text(value, name) for name, value in given.items() if name not in functions}
+    allow(*texts.values())
+    defaults = {each.name: each.default for each in dataclasses.fields(Config)}
+    return {name: value for name, value in (texts | names).items() if value != defaults[name]}, functions
 
 
 def _checked_arguments(

@@ -14,7 +14,8 @@ from pefll.methods.contract import Method
 from pefll.runs.config import Config
 from pefll.runs.progress import Best, Progress
 from pefll.runs.saver import Saver
-from pefll.training.callbacks import ActiveRun, Callback, Row
+from pefll.training.callbacks import ActiveRun, Callback, Row, name_of
+from pefll.training.estimate import Estimate
 from pefll.training.evaluation import Evaluation
 from pefll.training.pipeline import Pipeline, Stretch
 from pefll.training.round_robin import Turns
@@ -27,6 +28,7 @@ def train(
     callbacks: Sequence[Callback],
     say: Callable[[str], None],
     asked_to_stop: Sequence[int] = (),
+    runs_at_once: int = 1,
 ) -> Turns[None]:
     """Train a run from its current round to the last one; `run` and `progress` are updated in place.
 
@@ -41,12 +43,14 @@ def train(
         callbacks: called on events of the run.
         say: gets a sentence if a callback ends the run.
         asked_to_stop: signals received so far, read after every stretch of rounds.
+        runs_at_once: number of runs that take turns, for the estimate of the time.
 
     Yields:
         After work is launched, so that other runs have a turn.
 
     Raises:
         Stopped: after a signal, with a checkpoint written.
+        PefllError: if a callback failed, with a checkpoint written.
     """
     config = run.spec.config
     run.round = progress.round
@@ -55,19 +59,24 @@ def train(
         each.on_start(run)
     saver = Saver(engine, config, run.spec.folder, run.spec.model_spec, run.round, partial(_saved, callbacks, run))
     pipeline = Pipeline(engine, run.spec, progress, saver)
+    # A GPU shares its time among runs, and real clients come and go: their first rounds say little.
+    on_cpu = engine.name in ("serial", "vector") and not pipeline.works_on
+    estimate = Estimate(config.rounds, runs_at_once) if on_cpu else None
     try:
-        while run.round < config.rounds and not run.stopped_by and not (asked_to_stop and pipeline.idle):
-            if not asked_to_stop:
+        while run.round < config.rounds and not run.stopped_by and not (run.ends(asked_to_stop) and pipeline.idle):
+            if not run.ends(asked_to_stop):
                 pipeline.launch()  # the next rounds, with the evaluation and the checkpoint that are due
                 yield  # other runs have a turn
-            for stretch in pipeline.finished(asked_to_stop):
+            for stretch in pipeline.finished(partial(run.ends, asked_to_stop)):
                 run.round = progress.round = stretch.last
                 progress.train_seconds += stretch.rounds.seconds
+                if estimate is not None and (sentence := estimate.after(stretch)):
+                    say(f"{run.spec.title}: {sentence}")
                 if stretch.evaluation is not None:
                     run.history.append(_evaluated(stretch, stretch.evaluation.wait(), progress, config))
                     for each in callbacks:
                         if each.on_evaluation(run, run.history[-1]) and not run.stopped_by:
-                            run.stopped_by = type(each).__name__
+                            run.stopped_by = name_of(each)
                     if run.stopped_by:
                         pipeline.end_with(stretch)
                 progress.wall_seconds = time.monotonic() - began
@@ -84,6 +93,8 @@ def train(
             yield  # other runs write their last checkpoints at the same time
         saver.wait()
         progress.wall_seconds = time.monotonic() - began
+        if run.failure is not None:
+            raise run.failure
         if not ended:
             raise Stopped(run.round, asked_to_stop[0])
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pefll.core.tree import Tree
@@ -95,13 +95,10 @@ class Pipeline:
         self._under_way.append(Stretch(first, last, rounds, state, evaluation, copy, self._engine.ledger.copy()))
         self._launched = last
 
-    def finished(self, asked_to_stop: Sequence[int]) -> Iterator[Stretch]:
-        """Yield stretches whose rounds are done. Wait for them if nothing more may be launched, or after a signal."""
+    def finished(self, ends: Callable[[], bool]) -> Iterator[Stretch]:
+        """Yield stretches whose rounds are done. Wait for them if nothing more is launched, as `ends` also says."""
         while self._under_way and (
-            asked_to_stop
-            or self._launched == self._config.rounds
-            or len(self._under_way) > AHEAD
-            or self._under_way[0].done()
+            ends() or self._launched == self._config.rounds or len(self._under_way) > AHEAD or self._under_way[0].done()
         ):
             stretch = self._under_way.popleft()
             stretch.rounds.wait()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from pefll.core.errors import PefllError
+from pefll.core.schedules import Schedule, check_rounds, checked_function, parse_schedule
 from pefll.core.wording import argument, counted
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
+from pefll.engines.round_plan import UNIFORM, RoundPlan, checked_sampling, parse_sampling
 from pefll.methods import build_method
 from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
@@ -23,6 +26,10 @@ from pefll.runs.claim import check_claim, finished_state
 from pefll.runs.config import Config
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
+
+# A user's functions that were given in Python, by the names of their settings: lr_schedule, sampling, ...
+Functions: TypeAlias = Mapping[str, Callable[..., Any]]
+NO_FUNCTIONS: Functions = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +52,7 @@ class RunSpec:
         holds_out: whether its unseen clients were held out from the seen clients for the search (see
             `Federation.holding_out`). Their validation samples are then scored too.
         maps: whether to keep its clients' descriptors for the descriptor map.
+        plan: sampling of clients, and schedules of learning rates.
     """
 
     config: Config
@@ -60,6 +68,7 @@ class RunSpec:
     tunes: bool = False
     holds_out: bool = False
     maps: bool = True
+    plan: RoundPlan = UNIFORM
 
     @property
     def title(self) -> str:
@@ -96,6 +105,7 @@ def resolve(
     label: str = "",
     tunes: bool = False,
     holds_out: bool = False,
+    functions: Functions = NO_FUNCTIONS,
 ) -> RunSpec:
     """Return the spec of a run; PefllError if it cannot run here.
 
@@ -110,6 +120,7 @@ def resolve(
         label: see `RunSpec`.
         tunes: see `RunSpec`.
         holds_out: see `RunSpec`.
+        functions: see `plan_of`.
     """
     config = dataclasses.replace(config, data_sha256=federation.fingerprint())
     problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
@@ -129,6 +140,7 @@ def resolve(
             )
         check_memory(hardware, config.method, config.settings, problem, federation, c, runs)
     method = build_method(config.method, problem, config.settings)
+    plan = plan_of(config, method, functions) if finished is None else UNIFORM
     if not method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
         finished = finished or finished_state(kept, 0)
@@ -145,6 +157,7 @@ def resolve(
         label=label,
         tunes=tunes,
         holds_out=holds_out,
+        plan=plan,
     )
 
 
@@ -167,6 +180,48 @@ def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, m
         folder=folder,
         maps=maps,
     )
+
+
+def plan_of(config: Config, method: Method[Any], functions: Functions = NO_FUNCTIONS) -> RoundPlan:
+    """Return the sampling and the schedules that a config names; PefllError if one of them cannot be used.
+
+    Args:
+        config: the run's settings.
+        method: must have a learning rate for each schedule.
+        functions: the user's functions that were given in Python, by the names of their settings.
+    """
+    if (config.sampling, config.lr_schedule, config.server_lr_schedule) == ("uniform", "constant", "constant"):
+        return UNIFORM
+
+    def schedule(name: str) -> Schedule | None:
+        given = functions.get(name)
+        if given is not None:
+            found: Schedule | None = checked_function(given, name)
+        else:
+            found = parse_schedule(getattr(config, name), name, config.rounds)
+        if found is not None:
+            check_rounds(found, config.rounds)
+        return found
+
+    given = functions.get("sampling")
+    sampling = parse_sampling(config.sampling) if given is None else checked_sampling(given)
+    plan = RoundPlan(schedule("lr_schedule"), schedule("server_lr_schedule"), sampling)
+    _check_rates(config, plan, method)
+    return plan
+
+
+def _check_rates(config: Config, plan: RoundPlan, method: Method[Any]) -> None:
+    """Raise PefllError if a method has no learning rate that follows a schedule of the plan."""
+    for name, schedule, rates, whose in (
+        ("lr_schedule", plan.client_schedule, "client_rates", "clients"),
+        ("server_lr_schedule", plan.server_schedule, "server_rates", "server"),
+    ):
+        if schedule is not None and not getattr(method, rates, ()):
+            raise PefllError(
+                f"{config.method} has no learning rate of its {whose} that follows a schedule; leave out "
+                f"{argument(name)}",
+                code="PEFLL-S550",
+            )
 
 
 def clients_per_round(config: Config, federation: Federation) -> int:

@@ -1,4 +1,4 @@
-"""A callback that writes TensorBoard's events; it needs the `tensorboard` package."""
+"""A logger that writes TensorBoard's events; it needs the `tensorboard` package."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from pefll.core import arguments
 from pefll.core.errors import PefllError
 from pefll.core.files import safe_file_name, sentences_for_disk_errors
-from pefll.runs.record import GROUPS
-from pefll.training.callbacks import ActiveRun, Callback, Row
+from pefll.training.callbacks import ActiveRun
+from pefll.training.logger import Logger
 
 
-class TensorBoard(Callback):
+class TensorBoard(Logger):
     """Writes evaluations as TensorBoard's events, such as `validation/seen/per_sample`.
 
     A resumed run writes a second file in the same folder; TensorBoard shows both as one run.
@@ -25,11 +25,11 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
+        super().__init__()
         self._folder = None if folder is None else arguments.path(folder, "folder")
-        self._writers: dict[ActiveRun, Any] = {}
         _writer_class()
 
-    def on_start(self, run: ActiveRun) -> None:
+    def open(self, run: ActiveRun) -> Any:
         """Open a file."""
         if self._folder is None and run.spec.folder is None:
             raise PefllError(
@@ -40,21 +40,18 @@ class TensorBoard(Callback):
         title = safe_file_name(run.spec.title.replace(" ", "-"))
         place = run.spec.folder.path if run.spec.folder and not self._folder else Path(self._folder or "") / title
         with sentences_for_disk_errors(f"TensorBoard's events to {place}"):
-            self._writers[run] = _writer_class()(str(place))
+            return _writer_class()(str(place))
 
-    def on_evaluation(self, run: ActiveRun, row: Row) -> None:
+    def write(self, writer: Any, figures: dict[str, float], round_: int) -> None:
         """Append the figures; a running TensorBoard shows them at once."""
-        writer = self._writers[run]
         with sentences_for_disk_errors("TensorBoard's events"):
-            for group in GROUPS:
-                for name, value in (row[group] or {}).items():
-                    writer.add_scalar(f"validation/{group}/{name}", value, row["round"])
+            for name, value in figures.items():
+                writer.add_scalar(name, value, round_)
             writer.flush()
 
-    def on_end(self, run: ActiveRun) -> None:
+    def finish(self, writer: Any) -> None:
         """Close the file."""
-        if (writer := self._writers.pop(run, None)) is not None:
-            writer.close()
+        writer.close()
 
 
 def _writer_class() -> Any:

@@ -68,10 +68,11 @@ def _squares(
 
 @triton.jit
 def _sgd(
-    theta, velocity, parts, partial, active, new_theta, new_velocity, lr, momentum, decay, clip,
-    ST: tl.constexpr, SV: tl.constexpr, SNT: tl.constexpr, SNV: tl.constexpr, STRIDES: tl.constexpr,
-    STARTS: tl.constexpr, BLOCKS: tl.constexpr, MOVING: tl.constexpr, CLIP: tl.constexpr, MASKED: tl.constexpr,
-    SHARES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    theta, velocity, parts, partial, active, towards, rate, new_theta, new_velocity, lr, momentum, decay, clip,
+    proximal, ST: tl.constexpr, SV: tl.constexpr, SA: tl.constexpr, SR: tl.constexpr, SNT: tl.constexpr,
+    SNV: tl.constexpr, STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, MOVING: tl.constexpr,
+    CLIP: tl.constexpr, MASKED: tl.constexpr, PULLED: tl.constexpr, RATED: tl.constexpr, SHARES: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each program computes a block of one client. The outputs may be the inputs."""
     client = tl.program_id(1).to(tl.int64)
@@ -86,12 +87,18 @@ def _sgd(
     v = tl.zeros([BLOCK], tl.float32)
     if MOVING:
         v = momentum * tl.load(velocity + client * SV + at, mask=there, other=0.0, eviction_policy="evict_last")
+    if PULLED:
+        anchor = tl.load(towards + client * SA + at, mask=there, other=0.0, eviction_policy="evict_last")
     if CLIP:
         share = tl.arange(0, WIDE)
         squares = tl.load(partial + client * SHARES + share, mask=share < SHARES, other=0.0)
         scale = clip / (tl.sqrt(tl.sum(squares)) + 1e-6)
         d *= tl.where(scale >= 1.0, 1.0, scale)  # NaN stays NaN
     v = v + d + decay * t
+    if PULLED:
+        v += proximal * (t - anchor)
+    if RATED:
+        lr = tl.load(rate + client * SR).to(tl.float32)
     change = lr * v
     if MASKED:
         change = tl.where(tl.load(active + client) != 0, change, 0.0)
@@ -101,8 +108,9 @@ def _sgd(
 
 @triton.jit
 def _adam(
-    p, parts, m, v, step, scale, new_p, new_m, new_v, lr, decay, first_decay, second_decay, epsilon,
-    STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    p, parts, m, v, step, scale, rate, new_p, new_m, new_v, lr, decay, first_decay, second_decay, epsilon,
+    STRIDES: tl.constexpr, STARTS: tl.constexpr, BLOCKS: tl.constexpr, SCALED: tl.constexpr, RATED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each program computes a block. The outputs may be the inputs."""
     block = tl.program_id(0).to(tl.int64)  # offsets in a vector of one part may need 64 bits
@@ -121,6 +129,8 @@ def _adam(
     mean = first_decay * tl.load(m + at, mask=there, other=0.0) + (1 - first_decay) * d
     square = second_decay * tl.load(v + at, mask=there, other=0.0) + (1 - second_decay) * d * d
     change = (mean / unbias_first) / (tl.sqrt(square / unbias_second) + epsilon)
+    if RATED:
+        lr = tl.load(rate).to(tl.float32)
     tl.store(new_p + at, here - lr * change, mask=there)
     tl.store(new_m + at, mean, mask=there)
     tl.store(new_v + at, square, mask=there)
@@ -142,10 +152,13 @@ def sgd(
     velocity: Tensor | None,
     gradient: list[Tensor],
     active: Tensor | None,
+    towards: Tensor | None,
+    rate: Tensor | None,
     lr: float,
     momentum: float,
     decay: float,
     clip: float | None,
+    proximal: float,
     *,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -156,10 +169,13 @@ def sgd(
         velocity: [c, D], contiguous rows; None for zeros.
         gradient: parts [c, ...] of a gradient [c, D], contiguous rows.
         active: bool [c], whether the step changes a client's parameters; None for all clients.
+        towards: θ₀ [c, D] of the proximal term, contiguous rows; None for no such term.
+        rate: [c], learning rates; None for `lr`.
         lr: learning rate.
         momentum: factor of the old velocity.
         decay: weight decay.
         clip: maximum norm of the gradient; None for no clipping.
+        proximal: μ, weight of the proximal term.
         in_place: whether to overwrite `theta` and `velocity`, which must not be None.
     """
     clients = len(theta)
@@ -175,11 +191,13 @@ def sgd(
         partial = theta.new_empty((clients, shares))
         _squares[(shares, clients)](parts, partial, **layout, SHARES=shares, BLOCK=_BLOCK, num_warps=4)
     _sgd[(blocks, clients)](
-        theta, theta if velocity is None else velocity, parts, partial, theta if active is None else active, new_theta,
-        new_velocity, lr, momentum, decay, 0.0 if clip is None else clip,
-        ST=theta.stride(0), SV=0 if velocity is None else velocity.stride(0), SNT=new_theta.stride(0),
-        SNV=new_velocity.stride(0), **layout, MOVING=velocity is not None, CLIP=clip is not None,
-        MASKED=active is not None, SHARES=shares, WIDE=triton.next_power_of_2(shares), BLOCK=_BLOCK, num_warps=4,
+        theta, theta if velocity is None else velocity, parts, partial, theta if active is None else active,
+        theta if towards is None else towards, theta if rate is None else rate, new_theta, new_velocity, lr, momentum,
+        decay, 0.0 if clip is None else clip, proximal, ST=theta.stride(0),
+        SV=0 if velocity is None else velocity.stride(0), SA=0 if towards is None else towards.stride(0),
+        SR=0 if rate is None else rate.stride(0), SNT=new_theta.stride(0), SNV=new_velocity.stride(0), **layout,
+        MOVING=velocity is not None, CLIP=clip is not None, MASKED=active is not None, PULLED=towards is not None,
+        RATED=rate is not None, SHARES=shares, WIDE=triton.next_power_of_2(shares), BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return new_theta, new_velocity
 
@@ -201,6 +219,7 @@ def adam(
     second: Tensor,
     step: Tensor,
     scale: Tensor | None,
+    rate: Tensor | None,
     lr: float,
     decay: float,
     first_decay: float,
@@ -218,8 +237,9 @@ def adam(
     old = (parameters, first, second)
     new = old if in_place else tuple(torch.empty_like(part) for part in old)
     _adam[(layout["BLOCKS"][-1],)](
-        parameters, tuple(rows), first, second, step, step if scale is None else scale, *new, lr, decay, first_decay,
-        second_decay, epsilon, **layout, SCALED=scale is not None, BLOCK=_BLOCK, num_warps=4,
+        parameters, tuple(rows), first, second, step, step if scale is None else scale, step if rate is None else rate,
+        *new, lr, decay, first_decay, second_decay, epsilon, **layout, SCALED=scale is not None,
+        RATED=rate is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return new
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
@@ -157,7 +158,7 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collect
     task = task_of(method, header["task"])
     check_kept_arguments(method, task, kept)
     static = {str(name): int(value) for name, value in header["static"].items()}
-    client = member.client(int(header["client"]), int(header["round"]))
+    client = member.client(int(header["client"]), int(header["round"]), task_factor(header))
     reply = task(client, *trees, **static)
     sent = list(leaves(reply, but=ClientState))
     # Check this even if the client keeps all of the reply: the server can ask for scores of a kept model.
@@ -167,6 +168,16 @@ def run_task(member: Member, header: dict[str, Any], trees: Trees, kept: Collect
     if own:
         member.store().put(header["keep"], own)
     return sent
+
+
+def task_factor(header: dict[str, Any]) -> float | None:
+    """Return the factor of the learning rates in a request, or None for 1; BadMessage if it is no such factor."""
+    value = header.get("lr_factor")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise BadMessage("sent a factor of learning rates that is not a finite number, 0 or more")
+    return float(value)
 
 
 def client_states(tree: Tree) -> list[ClientState]:

@@ -99,7 +99,7 @@ class Member:
                 "refuses to build networks that do not fit into its memory", code="PEFLL-P010", detail=str(error)
             ) from None
 
-    def client(self, number: int, round_: int) -> WatchedClient:
+    def client(self, number: int, round_: int, lr_factor: float | None = None) -> WatchedClient:
         """Return the `Client` of a round that a method's functions take as their first argument."""
         own = self.federation()
         train, validation, test = own.count[:, 0].tolist()
@@ -112,6 +112,7 @@ class Member:
             count=own.count[:, 0],
             capacity=(train, validation, test),
             dtype=self.agreement.dtype,
+            lr_factor=lr_factor,
         )
 
     def store(self) -> ClientStore:

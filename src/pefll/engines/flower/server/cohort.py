@@ -51,6 +51,8 @@ class FlowerCohort(BaseCohort):
 
     def request(self, task: str, arguments: Sequence[Everyone | Each], static: dict[str, int]) -> Request:
         """Return the request of the next exchange."""
+        factor = self.rates.clients
+        assert not isinstance(factor, Tensor)  # this engine's factors are numbers
         return Request(
             task=task,
             arguments=arguments,
@@ -62,6 +64,7 @@ class FlowerCohort(BaseCohort):
             exchange=self._exchange,
             cache=self.cache,
             agreement=self.engine.agreement.sha256,
+            lr_factor=factor,
         )
 
     def _reach(self, task: Callable[..., Tree], arguments: tuple[Everyone | Each, ...], static: dict[str, int]) -> Tree:

@@ -22,7 +22,7 @@ from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import counted
 from pefll.data.federation import TRAIN
-from pefll.engines.cohort import Ids, Ledger, check_cohort_size, sample_cohort, seen_and_new
+from pefll.engines.cohort import Ids, Ledger, check_cohort_size, sampled, seen_and_new
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import pack
 from pefll.engines.flower.protocol.names import DELIVER, SHARED
@@ -41,6 +41,7 @@ from pefll.engines.flower.server.reply import (
 from pefll.engines.flower.server.request import Request, RequestKey, RoundCache
 from pefll.engines.flower.server.roster import Roster
 from pefll.engines.flower.server.terms import Dropped, OutOfTime, Report, Terms
+from pefll.engines.round_plan import CONSTANT, UNIFORM, Rates, RoundPlan
 from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
 from pefll.methods.contract import Each, Method, Score
@@ -60,6 +61,7 @@ class FlowerEngine(SynchronousEngine):
         report: called with one sentence for each client that fails.
         template: for resumed runs, a state of the right shape. `start` returns it and asks no client.
         newcomers: names of clients that do not train; their numbers follow those of `names`.
+        plan: sampling of clients, and schedules of learning rates.
 
     Attributes:
         roster: the connected clients and their nodes.
@@ -80,7 +82,9 @@ class FlowerEngine(SynchronousEngine):
         report: Report | None = None,
         template: Tree | None = None,
         newcomers: Sequence[str] = (),
+        plan: RoundPlan = UNIFORM,
     ) -> None:
+        self.plan = plan
         self.grid, self.agreement, self.terms = grid, agreement, terms or Terms()
         self.method: Method[Any] = agreement.build()
         self.seed, self.dtype, self.device = agreement.seed, agreement.dtype, torch.device("cpu")
@@ -143,7 +147,7 @@ class FlowerEngine(SynchronousEngine):
             while len(sampled) - len(dropped) >= quorum:
                 ids = [client for client in sampled if client not in dropped]
                 try:
-                    return self.method.round(server, self._cohort(ids, t, cache))
+                    return self.method.round(server, self._cohort(ids, t, cache, rates=self.plan.rates(t)))
                 except Dropped as lost:
                     self._record_dropped(t, lost.faults)
                     dropped |= lost.faults
@@ -173,10 +177,16 @@ class FlowerEngine(SynchronousEngine):
         return time.monotonic() + self.terms.round_seconds
 
     def _sample(self, t: int) -> Ids:
-        return sample_cohort(self.federation, self.seed, torch.tensor(t), self.clients_per_round).numpy()
+        return sampled(self.plan, self.federation, self.seed, t, self.clients_per_round)
 
     def _cohort(
-        self, ids: list[int], t: int, cache: RoundCache, trains: bool = True, is_new: bool = False
+        self,
+        ids: list[int],
+        t: int,
+        cache: RoundCache,
+        trains: bool = True,
+        is_new: bool = False,
+        rates: Rates = CONSTANT,
     ) -> FlowerCohort:
         return FlowerCohort(
             size=len(ids),
@@ -187,6 +197,7 @@ class FlowerEngine(SynchronousEngine):
             round=t,
             trains=trains,
             cache=cache,
+            rates=rates,
         )
 
     def deliver(self, cohort: FlowerCohort, theta: Tensor) -> dict[int, str]:

@@ -82,6 +82,7 @@ class Request:
         exchange: number of the exchange in the round or evaluation.
         cache: the cache of the round or evaluation.
         agreement: SHA-256 of the agreement.
+        lr_factor: factor of the clients' learning rates in this round; None for 1.
     """
 
     task: str
@@ -94,6 +95,7 @@ class Request:
     exchange: int
     cache: RoundCache
     agreement: str
+    lr_factor: float | None = None
 
     @property
     def reference(self) -> KeptReference:
@@ -159,6 +161,8 @@ class Request:
             "places": places,
             "keep": self.reference.store_name(self.cache.name),
         }
+        if self.lr_factor is not None:
+            header["lr_factor"] = self.lr_factor
         return header, tensors, RequestKey(tuple(depends), tuple(alone))
 
     @cached_property

@@ -1,0 +1,116 @@
+"""What a run decides on the host for each round: the clients that take part, and factors of the learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from pefll.core import randomness
+from pefll.core.arguments import shown
+from pefll.core.errors import PefllError, first_line, unknown
+from pefll.core.plugins import fault, import_name
+from pefll.core.schedules import Schedule
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+# Called with the round, the number of training samples of each seen client [n], the number of clients to choose, and a
+# random generator for this round. Returns the chosen clients' numbers, all different.
+Sampling: TypeAlias = Callable[[int, Ids, int, np.random.Generator], Any]
+
+
+class Rates(NamedTuple):
+    """Factors of the learning rates in one round; None for 1.
+
+    Attributes:
+        clients: factor of the clients' rates.
+        server: factor of the server's rates.
+    """
+
+    clients: float | Tensor | None = None
+    server: float | Tensor | None = None
+
+
+CONSTANT = Rates()
+
+
+@dataclass(frozen=True, eq=False)
+class RoundPlan:
+    """The schedules and the sampling of a run.
+
+    Attributes:
+        client_schedule: factors of the clients' learning rates; None for constant rates.
+        server_schedule: factors of the server's learning rates; None for constant rates.
+        sampling: chooses the clients of a round; None for uniform.
+    """
+
+    client_schedule: Schedule | None = None
+    server_schedule: Schedule | None = None
+    sampling: Sampling | None = None
+
+    def rates(self, t: int) -> Rates:
+        """Return the factors of round t."""
+        return Rates(*(None if one is None else one(t) for one in (self.client_schedule, self.server_schedule)))
+
+    def clients(self, seed: int, t: int, samples: Ids, size: int) -> Ids | None:
+        """Return the clients of round t, int64 [size]; None for uniform sampling.
+
+        Args:
+            seed: the run's seed.
+            t: number of the round.
+            samples: int64 [n], numbers of training samples of the seen clients.
+            size: number of clients to choose.
+        """
+        if self.sampling is None:
+            return None
+        try:
+            chosen = self.sampling(t, samples, size, randomness.generator(seed, f"sampling/{t}"))
+            ids = np.asarray(chosen)
+        except Exception as error:  # a user's function may raise anything
+            why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
+            raise PefllError(
+                f"the function sampling failed for round {t}: {why}; correct it", code="PEFLL-E550"
+            ) from error
+        whole = ids.ndim == 1 and (ids.dtype.kind in "iu")
+        if not whole or len(ids) != size or len(np.unique(ids)) != size or ids.min() < 0 or ids.max() >= len(samples):
+            raise PefllError(
+                f"the function sampling returned {shown(chosen)} for round {t}; it must return {size} different "
+                f"numbers of seen clients, from 0 to {len(samples) - 1}",
+                code="PEFLL-E551",
+            )
+        return ids.astype(np.int64)
+
+
+UNIFORM = RoundPlan()
+
+
+def by_samples(round_: int, samples: Ids, size: int, rng: np.random.Generator) -> Ids:
+    """Choose clients with probabilities proportional to their numbers of training samples [n], without repetition."""
+    del round_
+    weight = np.maximum(samples, 1)  # real clients may not say how many samples they have
+    return rng.choice(len(samples), size, replace=False, p=weight / weight.sum())
+
+
+SAMPLINGS: dict[str, Sampling | None] = {"uniform": None, "samples": by_samples}
+
+
+def parse_sampling(name: str) -> Sampling | None:
+    """Return the sampling with a name: a key of SAMPLINGS, or a function package.module:function."""
+    if ":" in name:
+        return checked_sampling(import_name(name, "sampling"))
+    if name not in SAMPLINGS:
+        raise unknown("sampling", name, [*SAMPLINGS, "your.module:function"])
+    return SAMPLINGS[name]
+
+
+def checked_sampling(function: Any) -> Sampling:
+    """Return a user's function; PefllError if it cannot be called."""
+    if not callable(function):
+        raise PefllError(
+            f"sampling is {shown(function)}; it must be a function, or one of {', '.join(SAMPLINGS)}",
+            code="PEFLL-E552",
+        )
+    return function  # type: ignore[no-any-return]
