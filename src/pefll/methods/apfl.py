@@ -61,6 +61,7 @@ class APFL(LocalSGD):
     new_epochs: int = 20
 
     trains_new_clients: ClassVar[bool] = True
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr", "alpha_lr")
     client_tasks: ClassVar = ("train", "join_in", "mix", "predict")
     kept_arguments: ClassVar = {"train": ("own", "alpha"), "mix": ("own", "alpha"), "predict": ("theta",)}
 
@@ -92,10 +93,10 @@ class APFL(LocalSGD):
 
     def train(self, client: Client, theta: Tensor, own: Tensor, alpha: Tensor) -> Update:
         """Take steps of w = `theta` along ∇f(w), and of v = `own` along the gradient of f(α v + (1 - α) w) by v."""
-        gradient, sgd, w, v = self.problem.gradient, self.sgd(self.client_lr), theta, own
+        gradient, sgd, w, v = self.problem.gradient, self.sgd(client.rate(self.client_lr)), theta, own
         if self.alpha_lr:
             slope = torch.dot(v - w, gradient(mixture(v, w, alpha), *client.batches("alpha", self.batch_size, 1)))
-            alpha = (alpha - self.alpha_lr * slope).clamp(0, 1)
+            alpha = (alpha - client.rate(self.alpha_lr) * slope).clamp(0, 1)
         speed_w, speed_v = torch.zeros_like(w), torch.zeros_like(v)
         for batch in client.batches("train", self.batch_size, self.mixed_steps):
             along_w, along_v = gradient(w, batch), alpha * gradient(mixture(v, w, alpha), batch)

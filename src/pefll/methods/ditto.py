@@ -55,6 +55,7 @@ class Ditto(LocalSGD):
     new_epochs: int = 20
 
     trains_new_clients: ClassVar[bool] = True
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr", "personal_lr")
     client_tasks: ClassVar = ("train", "join_in", "recall", "predict")
     kept_arguments: ClassVar = {"train": ("personal",), "recall": ("personal",), "predict": ("theta",)}
 
@@ -82,9 +83,9 @@ class Ditto(LocalSGD):
     def train(self, client: Client, theta: Tensor, personal: Tensor) -> Update:
         """Train a copy of w = `theta` on f; train the personal model v on f(v) + λ/2 ‖v - w‖²."""
         batches = client.batches("train", self.batch_size, self.global_steps)
-        copy = sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.client_lr))
+        copy = sgd_on_loss(self.problem.loss, theta, batches, self.sgd(client.rate(self.client_lr)))
         batches = client.batches("personal", self.batch_size, self.personal_steps)
-        personal = sgd_along(self.pulled_to(theta), personal, batches, self.sgd(self.personal_lr))
+        personal = sgd_along(self.pulled_to(theta), personal, batches, self.sgd(client.rate(self.personal_lr)))
         return Update(copy, client.count[TRAIN].to(theta.dtype), ClientState(personal))
 
     def pulled_to(self, w: Tensor) -> Callable[[Tensor, Batch], Tensor]:

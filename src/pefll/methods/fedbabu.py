@@ -78,7 +78,7 @@ class FedBABU(LocalSGD):
     def train(self, client: Client, body: Tensor, head: Tensor) -> Update:
         """Train the body on one client's samples; the head stays as it was drawn."""
         batches = client.batches("train", self.batch_size, self.local_steps)
-        values, loss, sgd = self.parts.values, self.problem.loss, self.sgd(self.client_lr)
+        values, loss, sgd = self.parts.values, self.problem.loss, self.sgd(client.rate(self.client_lr))
         body = sgd_on_loss(lambda at, batch: loss(values(at, head), batch), body, batches, sgd)
         return Update(body, client.count[TRAIN].to(body.dtype))
 

@@ -35,6 +35,7 @@ class FedProx(Averaging):
     weight_decay: float = 5e-5
 
     uses_labels: ClassVar[bool] = False  # every client gets the global model
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
 
     def train(self, client: Client, theta: Tensor) -> Update:
@@ -44,6 +45,6 @@ class FedProx(Averaging):
         def direction(at: Tensor, batch: Batch) -> Tensor:
             return self.problem.gradient(at, batch) + self.mu * (at - w)
 
-        sgd = SGD(self.client_lr, self.client_momentum, self.weight_decay, self.client_clip or None)
+        sgd = SGD(client.rate(self.client_lr), self.client_momentum, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
         return update(client, sgd_along(direction, w, batches, sgd))

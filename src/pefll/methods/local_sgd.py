@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
 
 from pefll.methods.contract import BaseMethod, check_kept, require
 from pefll.methods.optim import SGD
@@ -26,6 +29,8 @@ class LocalSGD(BaseMethod):
     client_clip: float = 50.0
     weight_decay: float = 5e-5
 
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
+
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1", code="PEFLL-S008")
 
@@ -39,6 +44,6 @@ class LocalSGD(BaseMethod):
         """Number of numbers that a client keeps between rounds."""
         return 0
 
-    def sgd(self, lr: float) -> SGD:
+    def sgd(self, lr: float | Tensor) -> SGD:
         """Return a client's optimiser with the learning rate `lr`."""
         return SGD(lr, self.client_momentum, self.weight_decay, self.client_clip or None)

@@ -61,6 +61,7 @@ class ODPFLHN(LocalSGD):
     server_clip: float = 50.0
 
     uses_labels: ClassVar[bool] = False
+    server_rates: ClassVar[tuple[str, ...]] = ("server_lr",)
     client_tasks: ClassVar = ("encode", "encode_backward", "adapt", "encode_all", "predict")
     describing_tasks: ClassVar = ("encode", "encode_all")
 
@@ -98,7 +99,7 @@ class ODPFLHN(LocalSGD):
         d_h, d_v = pullback(delta / cohort.size)
         # Both networks follow the mean over clients. A client's Δv_i is not divided yet. Δv_i down, Δφ up.
         d_phi = cohort.run(self.encode_backward, everyone(server.encoder), each(cohort.size * d_v)).mean(dim=0)
-        step, adam = server.step + 1, optim.Adam(self.server_lr)
+        step, adam = server.step + 1, optim.Adam(cohort.server_rate(self.server_lr))
         factor = optim.clip_factor(self.server_clip, d_h, d_phi)
         h, moments_h = optim.adam(server.hypernetwork, d_h, server.hypernetwork_moments, step, adam, factor)
         phi, moments_phi = optim.adam(server.encoder, d_phi, server.encoder_moments, step, adam, factor)
@@ -112,7 +113,7 @@ class ODPFLHN(LocalSGD):
     def adapt(self, client: Client, theta: Tensor) -> Tensor:
         """Return θ_before - θ_after [D] of local SGD. The server uses this difference as the gradient."""
         batches = client.batches("adapt", self.batch_size, self.local_steps)
-        return theta - optim.sgd_on_loss(self.problem.loss, theta, batches, self.sgd(self.client_lr))
+        return theta - optim.sgd_on_loss(self.problem.loss, theta, batches, self.sgd(client.rate(self.client_lr)))
 
     def encode_backward(self, client: Client, encoder: Tensor, d_v: Tensor) -> Tensor:
         """Return the gradient Δv [l] pulled back through `encode`, which draws the same batch again, [E]."""

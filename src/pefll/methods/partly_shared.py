@@ -81,7 +81,9 @@ class PartlyShared(LocalSGD):
     def train(self, client: Client, shared: Tensor, own: Tensor) -> Update:
         """Train the model of a shared part and a client's own part; both parts move in every step."""
         batches = client.batches("train", self.batch_size, self.local_steps)
-        theta = sgd_on_loss(self.problem.loss, self.parts.join(shared, own), batches, self.sgd(self.client_lr))
+        theta = sgd_on_loss(
+            self.problem.loss, self.parts.join(shared, own), batches, self.sgd(client.rate(self.client_lr))
+        )
         shared, own = self.parts.split(theta)
         return Update(shared, client.count[TRAIN].to(theta.dtype), ClientState(own))
 

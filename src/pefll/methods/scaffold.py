@@ -58,6 +58,8 @@ class Scaffold(BaseMethod):
     weight_decay: float = 5e-5
 
     uses_labels: ClassVar[bool] = False  # every client gets the global model
+    client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
+    server_rates: ClassVar[tuple[str, ...]] = ("server_lr",)
     client_tasks: ClassVar[tuple[str, ...]] = ("train", "predict")
     kept_arguments: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("variate_i",)}
 
@@ -81,7 +83,7 @@ class Scaffold(BaseMethod):
         """Clients take corrected steps; the server moves x and c by the mean changes. N is the number of clients."""
         x, c = server.theta, server.variate
         update = cohort.run(self.train, everyone(x), everyone(c), client_state(server.variates))
-        x = x + self.server_lr * (update.theta.mean(dim=0) - x)
+        x = x + cohort.server_rate(self.server_lr) * (update.theta.mean(dim=0) - x)
         c = c + cohort.size / self.problem.num_seen * update.change.mean(dim=0)
         return Server(x, c, cohort.keep(server.variates, update.variate))
 
@@ -96,8 +98,9 @@ class Scaffold(BaseMethod):
         def direction(y: Tensor, batch: Batch) -> Tensor:
             return self.problem.gradient(y, batch) + correction
 
-        sgd = SGD(self.client_lr, 0.0, self.weight_decay, self.client_clip or None)
+        lr = client.rate(self.client_lr)
+        sgd = SGD(lr, 0.0, self.weight_decay, self.client_clip or None)
         batches = client.batches("train", self.batch_size or None, self.local_steps)
         y = sgd_along(direction, theta, batches, sgd)
-        change = (theta - y) / (self.local_steps * self.client_lr) - variate
+        change = (theta - y) / (self.local_steps * lr) - variate
         return Update(y, change, ClientState(variate_i + change))
