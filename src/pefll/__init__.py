@@ -38,6 +38,7 @@ from pefll.methods import (
     PFedHN,
     PFedMe,
 )
+from pefll.models import replace_batchnorm
 from pefll.runs.personal import PersonalModel
 from pefll.tasks import Classification, Task
 from pefll.training.callbacks import Callback, EarlyStopping
@@ -92,6 +93,7 @@ __all__ = [
     "make_federation",
     "natural",
     "read_samples",
+    "replace_batchnorm",
     "samples_from_arrays",
     "summarise",
 ]
