@@ -26,7 +26,7 @@ from pefll.engines.cohort import (
     seen_and_new,
 )
 from pefll.engines.cuda_queue import CudaQueue, one_thread
-from pefll.engines.mapping import check_mapped, explain_unmappable
+from pefll.engines.mapping import check_embedding_mapped, check_mapped, explain_unmappable
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
 
@@ -126,6 +126,7 @@ class VectorEngine:
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         check_mapped(self.method.problem)
+        check_embedding_mapped(self.method)
         cohort = self._cohort(self._sample(torch.zeros((), dtype=torch.int64, device=self.device))[:1], 0, self.ledger)
         server = self.method.init(self.seed, cohort)
         return map_tree(cohort._cast, server)

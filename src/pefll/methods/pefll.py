@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pefll.core.derivatives import network_vjp, pull_back
 from pefll.core.errors import unknown
 from pefll.core.tree import map_tree
 from pefll.data.client import Client
 from pefll.methods import optim, refining
-from pefll.methods.contract import Cohort, each, everyone, require, undrawn_network
-from pefll.models.embedding import build_embedding
-from pefll.models.hypernetwork import Hypernetwork
+from pefll.methods.contract import Cohort, Problem, each, everyone, require, undrawn_network
+from pefll.models.embedding import build_embedding, check_embedding
+from pefll.models.hypernetwork_choice import build_hypernetwork, check_hypernetwork
 from pefll.models.network import Network, Parameters
+from pefll.models.own import Choice, width_of
+
+# A new run with more clients than this takes descriptors of MANY_SIZE numbers, and not the paper's 1 + n / 4. They are
+# cheaper to send and as good: results/descriptor_size.json.
+MANY_CLIENTS, MANY_SIZE = 1000, 32
 
 
 class Eta(NamedTuple):
@@ -61,9 +67,12 @@ class PeFLL(refining.Refining):
     """Algorithms 1 and 2 of the paper; the defaults are the settings behind its results.
 
     Attributes:
-        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, lstm, lstm-unlabeled, linear, two, or auto.
-        hypernetwork: size of the hypernetwork: S, M or L for 1, 3 or 5 hidden layers.
-        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients.
+        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, lstm, lstm-unlabeled, linear, two, or auto. Your own
+            is your.module:function, an `nn.Module`, or a function of (input_shape, classes, size).
+        hypernetwork: S, M or L for 1, 3 or 5 hidden layers; for large models chunked or low-rank. Your own is
+            your.module:function, an `nn.Module`, or a function of (descriptor_size, weights).
+        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients. Without this setting,
+            runs with more than 1,000 clients use 32, and an own embedding network decides by its output.
         descriptor_batch: samples per descriptor in training; 0 for all samples.
         local_steps: k, number of SGD steps of a client in a round.
         batch_size: samples per local step; 0 for all samples.
@@ -81,8 +90,8 @@ class PeFLL(refining.Refining):
         refine_lr: learning rate of these steps.
     """
 
-    embedding: str = "auto"
-    hypernetwork: str = "M"
+    embedding: Choice = "auto"
+    hypernetwork: Choice = "M"
     descriptor_size: int = 0
     descriptor_batch: int = 32
     local_steps: int = 50
@@ -102,6 +111,7 @@ class PeFLL(refining.Refining):
 
     base_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_backward", "adapt", "describe_all", "predict")
     describing_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_all")
+    network_settings: ClassVar[tuple[str, ...]] = ("embedding", "hypernetwork")
 
     def __post_init__(self) -> None:
         if self.server_optimizer not in ("adam", "sgd"):
@@ -110,8 +120,18 @@ class PeFLL(refining.Refining):
         require(self.server_average < 1, "server_average must be less than 1, or the mean never changes", "PEFLL-S010")
 
     def check(self) -> None:
-        """Build the networks, so that a wrong name is an error before the run starts."""
-        _ = self.phi, self.h
+        """Build the networks and check a user's own, so that a wrong one is an error before the run starts."""
+        check_embedding(self.phi, self.descriptor)
+        check_hypernetwork(self.h, self.problem.model)
+
+    @classmethod
+    def settings_for(cls, problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the descriptor's size where `fit` does not take 0: for an own embedding network, and many clients."""
+        embedding = given.get("embedding")
+        if isinstance(embedding, nn.Module):
+            width = width_of(embedding, problem.input_shape, problem.classes, problem.tokens)
+            return {"descriptor_size": width} if width else {}
+        return {"descriptor_size": MANY_SIZE} if problem.num_clients > MANY_CLIENTS else {}
 
     @cached_property
     def descriptor(self) -> int:
@@ -127,7 +147,7 @@ class PeFLL(refining.Refining):
     @cached_property
     def h(self) -> Network:
         """The hypernetwork h, with parameters η_h."""
-        return undrawn_network(Hypernetwork, self.descriptor, self.problem.model.size, self.hypernetwork)
+        return undrawn_network(build_hypernetwork, self.hypernetwork, self.descriptor, self.problem.model)
 
     @property
     def uses_labels(self) -> bool:
