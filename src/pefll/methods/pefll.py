@@ -22,8 +22,8 @@ from pefll.models.network import Network, Parameters
 from pefll.models.own import Choice, width_of
 
 # A new run with more clients than this takes descriptors of MANY_SIZE numbers, and not the paper's 1 + n / 4. They are
-# cheaper to send and as good: results/descriptor_size.json.
-MANY_CLIENTS, MANY_SIZE = 1000, 32
+# cheaper to send, and enough unless clients differ in many ways: docs/models.md, results/descriptor_size.json.
+MANY_CLIENTS, MANY_SIZE = 1000, 64
 
 
 class Eta(NamedTuple):
@@ -72,7 +72,7 @@ class PeFLL(refining.Refining):
         hypernetwork: S, M or L for 1, 3 or 5 hidden layers; for large models chunked or low-rank. Your own is
             your.module:function, an `nn.Module`, or a function of (descriptor_size, weights).
         descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients. Without this setting,
-            runs with more than 1,000 clients use 32, and an own embedding network decides by its output.
+            runs with more than 1,000 clients use 64, and an own embedding network decides by its output.
         descriptor_batch: samples per descriptor in training; 0 for all samples.
         local_steps: k, number of SGD steps of a client in a round.
         batch_size: samples per local step; 0 for all samples.
