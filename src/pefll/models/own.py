@@ -143,9 +143,9 @@ def _takes_two(net: nn.Module) -> bool:
 
 def width_of(net: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool) -> int | None:
     """Return how many numbers a user's embedding network gives for a sample; None if it does not give [b, numbers]."""
-    module = copy.deepcopy(OwnEmbedding(net, input_shape, classes, tokens))
     with randomness.initial_weights(0, "example"), torch.no_grad():
         try:
+            module = copy.deepcopy(OwnEmbedding(net, input_shape, classes, tokens))
             output = module(*module.example())
         except Exception:  # noqa: BLE001 - `check_network` reports it
             return None
