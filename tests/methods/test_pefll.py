@@ -210,7 +210,7 @@ def test_settings_are_checked():
         build_method("pefll", problem, {"server_optimizer": "lion"})
     with pytest.raises(PefllError, match=r"embedding network.*PEFLL-A101"):
         build_method("pefll", problem, {"embedding": "cnvnet"}).phi  # noqa: B018
-    with pytest.raises(PefllError, match=r"hypernetwork size.*PEFLL-A101"):
+    with pytest.raises(PefllError, match=r"hypernetwork.*PEFLL-A101"):
         build_method("pefll", problem, {"hypernetwork": "XL"}).h  # noqa: B018
 
 
