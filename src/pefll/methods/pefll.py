@@ -67,12 +67,9 @@ class PeFLL(refining.Refining):
     """Algorithms 1 and 2 of the paper; the defaults are the settings behind its results.
 
     Attributes:
-        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, lstm, lstm-unlabeled, linear, two, or auto. Your own
-            is your.module:function, an `nn.Module`, or a function of (input_shape, classes, size).
-        hypernetwork: S, M or L for 1, 3 or 5 hidden layers; for large models chunked or low-rank. Your own is
-            your.module:function, an `nn.Module`, or a function of (descriptor_size, weights).
-        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients. Without this setting,
-            runs with more than 1,000 clients use 64, and an own embedding network decides by its output.
+        embedding: convnet, mlp or lstm, also with -unlabeled; linear, two or auto; or your own, see docs/models.md.
+        hypernetwork: S, M or L for 1, 3 or 5 hidden layers; chunked or low-rank for large models; or your own.
+        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4). New runs of n > 1,000 clients set it to 64.
         descriptor_batch: samples per descriptor in training; 0 for all samples.
         local_steps: k, number of SGD steps of a client in a round.
         batch_size: samples per local step; 0 for all samples.

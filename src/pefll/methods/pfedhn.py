@@ -42,8 +42,7 @@ class PFedHN(BaseMethod):
     """A hypernetwork makes each client's model from the client's embedding; the server learns both.
 
     Attributes:
-        hypernetwork: S, M or L for 1, 3 or 5 hidden layers; for large models chunked or low-rank. Your own is
-            your.module:function, an `nn.Module`, or a function of (embedding_size, weights).
+        hypernetwork: S, M or L for 1, 3 or 5 hidden layers; chunked or low-rank for large models; or your own.
         embedding_size: l, size of an embedding; 0 for int(1 + n / 4) with n clients.
         local_steps: number of SGD steps of a client in a round.
         batch_size: samples per local step; 0 for all samples.
