@@ -258,3 +258,31 @@ def test_the_example_of_a_product(tmp_path, monkeypatch, capsys):
     samples, model = names["samples"], names["model"]
     assert same(model, names["run"].personalize(samples.x[:20], samples.y[:20]))
     assert capsys.readouterr().out == f"{model.predict(samples.x[:5])}\n"
+
+
+class Halved(nn.Module):
+    uses_labels = False
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_an_embedder_with_an_own_network_needs_the_network_again(tmp_path):
+    x, y, client = table()
+    method = pefll.PeFLL(embedding=Halved(), local_steps=1)
+    run = pefll.fit(pefll.federation_from_arrays(x, y, client), method, rounds=2, clients_per_round=2, processes=1)
+    paths = tmp_path / "client.safetensors", tmp_path / "server.safetensors"
+    run.embedder().save(paths[0])
+    run.generator().save(paths[1])
+    with pytest.raises(PefllError, match="PEFLL-N535"):
+        pefll.Embedder.load(paths[0])
+    for kind, path in zip((pefll.Embedder, pefll.Generator), paths, strict=True):
+        with pytest.raises(PefllError, match="PEFLL-N548"):
+            kind.load(path, embedding=Halved(), hypernetwork=Halved())
+    v = pefll.Embedder.load(paths[0], embedding=Halved()).describe(x[:5])
+    (model,) = pefll.Generator.load(paths[1]).generate(v[None])
+    assert same(model, run.personalize(x[:5]))

@@ -14,8 +14,10 @@ from torch import nn
 
 import pefll
 from pefll.core import machine
+from pefll.engines.hardware import Hardware, check_memory
 from pefll.engines.memory import MemoryPlan, check_fits, free_memory, networks_of, parts_of
-from pefll.methods import FedAvg
+from pefll.methods import FedAvg, Problem
+from pefll.models import Network
 from tests.federations import flat
 
 X = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
@@ -176,3 +178,20 @@ def test_memory_of_others(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
     monkeypatch.setattr(machine, "_left_in_cgroups", list)
     assert machine.available_memory() == 4_096_000
+
+
+def test_hypernetworks_for_large_models_fit_where_the_usual_one_does_not(eight_gigabytes):
+    model = nn.Sequential(nn.Linear(8, 3_000), nn.ReLU(), nn.Linear(3_000, 3_300), nn.ReLU(), nn.Linear(3_300, 3))
+
+    def check(hypernetwork: str) -> None:
+        settings = {"hypernetwork": hypernetwork}
+        problem = Problem(Network(model), (8,), 3, 6)
+        place = Hardware(torch.device("cpu"), "serial", "float32")
+        check_memory(place, "pefll", settings, problem, FEDERATION, 1)
+
+    assert sum(parameter.numel() for parameter in model.parameters()) > 9_900_000
+    with pytest.raises(pefll.PefllError, match="chunked") as error:
+        check("M")
+    assert error.value.code == "PEFLL-L006"
+    check("low-rank")
+    check("chunked")

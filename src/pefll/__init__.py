@@ -46,6 +46,7 @@ from pefll.methods import (
     PFedMe,
     Scaffold,
 )
+from pefll.models import replace_batchnorm
 from pefll.report.comparison import Comparison, compare
 from pefll.runs.halves import Embedder, Generator
 from pefll.runs.personal import PersonalModel
@@ -120,6 +121,7 @@ __all__ = [
     "make_federation",
     "natural",
     "read_samples",
+    "replace_batchnorm",
     "samples_from_arrays",
     "summarise",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from pefll.data.federation import TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import PeFLL, build_method
+from pefll.runs.config import Config
+from pefll.training.resolve import resolve
 from tests.federations import flat, problem_of, ragged
 
 EXACT = {
@@ -173,6 +177,25 @@ def test_descriptor_size_follows_the_number_of_clients():
         assert build_method("pefll", problem_of(federation), {}).descriptor == size
 
 
+def test_a_new_run_of_many_clients_stores_a_size_of_its_own(tmp_path):
+    federation = ragged(clients=1001, sizes=(2,))
+    few = ragged(clients=1000, sizes=(2,))
+    config = Config(method="pefll-prior", model="tiny", rounds=1, device="cpu")
+
+    def size(config, federation, out=None):
+        spec = resolve(config, federation, out)
+        return spec.method.descriptor, spec.config.settings
+
+    assert size(config, federation) == (64, {"descriptor_size": 64})
+    assert size(config, few) == (251, {})
+    for chosen, used in ((0, 251), (5, 5)):  # what a user says holds, also 0 for the paper's rule
+        asked = replace(config, settings={"descriptor_size": chosen})
+        assert size(asked, federation) == (used, asked.settings)
+    # A run of an earlier version has stored nothing. It goes on as it was started.
+    (tmp_path / "config.toml").write_text(replace(config, data_sha256=federation.fingerprint()).toml())
+    assert size(config, federation, tmp_path) == (251, {})
+
+
 def test_settings_are_checked():
     problem = problem_of(ragged())
     with pytest.raises(PefllError, match=r"did you mean 'client_lr'.*PEFLL-A101"):
@@ -187,7 +210,7 @@ def test_settings_are_checked():
         build_method("pefll", problem, {"server_optimizer": "lion"})
     with pytest.raises(PefllError, match=r"embedding network.*PEFLL-A101"):
         build_method("pefll", problem, {"embedding": "cnvnet"}).phi  # noqa: B018
-    with pytest.raises(PefllError, match=r"hypernetwork size.*PEFLL-A101"):
+    with pytest.raises(PefllError, match=r"hypernetwork.*PEFLL-A101"):
         build_method("pefll", problem, {"hypernetwork": "XL"}).h  # noqa: B018
 
 

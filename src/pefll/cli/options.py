@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pefll.core.errors import PefllError
+from pefll.core.plugins import allow
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
 Label = Annotated[
@@ -65,6 +67,7 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
         if not equals or not name.strip():
             raise PefllError(f"--set takes NAME=VALUE, not {pair!r}", code="PEFLL-C011")
         settings[name.strip()] = value.strip()
+    allow(*settings.values())  # an own network, such as embedding=my.module:build
     return settings
 
 
@@ -79,8 +82,12 @@ def parse_seeds(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def own_code(**names: str) -> str:
-    """Return the options that name a user's own code, such as ` --model mine:Net`; "" if there is none."""
-    return "".join(
-        f" --{option.replace('_', '-')} {shlex.quote(name)}" for option, name in names.items() if ":" in name
-    )
+def own_code(settings: Mapping[str, Any] | None = None, **names: str) -> str:
+    """Return the options that name a user's own code, such as ` --model mine:Net`; "" if there is none.
+
+    `settings` are hyper-parameters, which may name an own network.
+    """
+    words = [f"--{option.replace('_', '-')} {shlex.quote(name)}" for option, name in names.items() if ":" in name]
+    named = {key: value for key, value in (settings or {}).items() if isinstance(value, str) and ":" in value}
+    words += [f"--set {shlex.quote(f'{key}={value}')}" for key, value in named.items()]
+    return "".join(f" {word}" for word in words)

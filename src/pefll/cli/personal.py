@@ -132,7 +132,8 @@ def personalize(
         )
     else:
         check_free(target, "--out", force)
-    trained = run.load(path, err, architecture, method).with_settings(**parse_settings(settings or []))
+    changes = parse_settings(settings or [])
+    trained = run.load(path, err, architecture, method).with_settings(**changes)
     label = label or _label_in_training(data, trained.columns.label)
     if each:
         _personalize_each(trained, data, target, label, client_column, force)

@@ -20,6 +20,7 @@ from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import first_few, without_samples
 from pefll.methods import typed_settings
+from pefll.models.own import GIVEN
 from pefll.models.spec import spec_of_checkpoint
 from pefll.runs import federations, manifest
 from pefll.runs.claim import finished_state
@@ -285,6 +286,7 @@ def train(
 def _resume_command(folder: Path, config: Config, again: str) -> str:
     """Return the command that goes on with a run; `again` has the options that a run does not keep."""
     code = own_code(
+        config.settings,
         method=config.method,
         model=config.model,
         sampling=config.sampling,
@@ -308,9 +310,11 @@ def _check_resumable(folder: RunFolder, config: Config) -> None:
     """Raise PefllError if a run's data or model was given in Python: the command line cannot find it."""
     newest = manifest.newest(folder.checkpoints)
     model = spec_of_checkpoint(newest.metadata, folder.path).model if newest else None
+    networks = [name for name, value in config.settings.items() if isinstance(value, str) and value.endswith(GIVEN)]
     given = [
         *(["data"] if federations.data_of_python(config) else []),
         *(["a model"] if model == "" else []),
+        *(f"its {name}" for name in networks),
     ]
     if given:
         raise PefllError(

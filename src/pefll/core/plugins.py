@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import sysconfig
 import traceback
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import argument
+from pefll.core.wording import argument, either
 
 # Environment variable with the names of the code that child processes may import, separated by commas.
 CODE = "PEFLL_CODE"
@@ -61,16 +62,18 @@ def is_allowed(reference: str) -> bool:
     return reference in _allowed or reference in os.environ.get(CODE, "").split(",")
 
 
-def import_name(reference: str, what: str) -> Any:
+def import_name(reference: str, what: str, *, setting: bool = False) -> Any:
     """Import and return the object `package.module:name`. The module may also be in the current folder.
 
-    PefllError if the user did not name it, or if the import fails. `what` describes it, for example `"model"`.
+    PefllError if the user did not name it, or if the import fails. `what` describes it, for example `"model"`. With
+    `setting`, it is a hyper-parameter of this name.
     """
     if not is_allowed(reference):
+        named = either(f"--set {what}={shlex.quote(reference)}", f"{what}={reference!r}")
+        named = named if setting else argument(what, reference)
         raise PefllError(
             f"a file or a server names the code {reference!r} as {what}; it runs only if you name it yourself: "
-            f"pass {argument(what, reference)} (for a client {argument('code', reference)}), or set {CODE}={reference} "
-            "in the environment",
+            f"pass {named} (for a client {argument('code', reference)}), or set {CODE}={reference} in the environment",
             code="PEFLL-M001",
         )
     module_name, _, attribute = reference.partition(":")

@@ -63,13 +63,13 @@ def agreement_like(
         label: see `load_samples`.
         client: name of the column with the client, which is not used as a feature.
     """
-    allow(method, model)
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise PefllError(f"{argument('pairs', option='--set')} takes NAME=VALUE, not {pair!r}", code="PEFLL-F426")
         settings[name.strip()] = value.strip()
+    allow(method, model, *settings.values())
     samples = load_samples(like, data_dir, label=label, client=client)
     agreed = Agreement(
         method=method,

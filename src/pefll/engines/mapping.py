@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from pefll.core.derivatives import gradient
+from pefll.core.derivatives import gradient, pull_back
 from pefll.core.errors import PefllError, first_line
 from pefll.core.plugins import fault
 from pefll.core.wording import argument
-from pefll.methods.contract import Problem
+from pefll.methods.contract import Method, Problem
 from pefll.models.check import alike, some_sample, some_weights
+from pefll.models.own import OwnEmbedding, own_networks
 
 
 @contextmanager
@@ -53,6 +55,37 @@ def check_mapped(problem: Problem) -> None:
             f"scores, as torch.as_strided would; use {argument('engine', 'serial')}",
             code="PEFLL-E010",
         )
+
+
+def check_embedding_mapped(method: Method[Any]) -> None:
+    """Raise PefllError if a user's own embedding network cannot be mapped over clients, or gives other descriptors."""
+    network = own_networks(method).get("embedding")
+    if network is None:
+        return
+    module = cast(OwnEmbedding, network.module)
+    theta, name = 0.2 * some_weights(network), type(module.net).__name__
+    inputs = [module.example(which) for which in range(2)]
+
+    def descriptor(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        v = network(theta, *inputs).mean(dim=0)
+        return v, pull_back(lambda at: network(at, *inputs).mean(dim=0), theta, torch.ones_like(v))
+
+    try:
+        mapped = torch.vmap(descriptor)(*(torch.stack(both) for both in zip(*inputs, strict=True)))
+    except Exception as error:
+        place = fault(error).partition(": ")[0] or type(error).__name__
+        raise PefllError(
+            f"the vector engine cannot map the embedding {name} over clients, because {_short_reason(error)} "
+            f"({place}); use {argument('engine', 'serial')}",
+            code="PEFLL-E530",
+        ) from error
+    for client, one in enumerate(inputs):
+        if not all(alike(row[client], wanted) for row, wanted in zip(mapped, descriptor(*one), strict=True)):
+            raise PefllError(
+                f"the vector engine cannot map the embedding {name} over clients: mapping changes its numbers; use "
+                f"{argument('engine', 'serial')}",
+                code="PEFLL-E531",
+            )
 
 
 def _short_reason(error: Exception) -> str:

@@ -10,7 +10,8 @@ import torch
 
 from pefll.core.errors import PefllError, first_line
 from pefll.core.machine import available_memory
-from pefll.core.wording import argument
+from pefll.core.wording import argument, either
+from pefll.methods import network_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models.network import Network
 
@@ -116,7 +117,7 @@ def check_fits(plan: MemoryPlan, method: str) -> None:
     raise PefllError(
         f"{method} would need about {_gb(needed)} of memory{runs_at_once} ({_purposes(parts, plan)}), but "
         f"{_gb(free)} are left on this {'GPU' if plan.device.type == 'cuda' else 'machine'}; "
-        f"{_advice(parts, plan, free)}",
+        f"{_advice(parts, plan, free, method)}",
         code="PEFLL-L006",
     )
 
@@ -150,7 +151,7 @@ def _purposes(parts: Parts, plan: MemoryPlan) -> str:
     return ", ".join(called[name] for name in order if getattr(parts, name) > sum(parts) / 100)
 
 
-def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
+def _advice(parts: Parts, plan: MemoryPlan, free: int, method: str) -> str:
     """Return advice: a smaller size of whatever needs the most memory."""
     largest = max(Parts._fields, key=lambda name: getattr(parts, name))
     rest = sum(parts) - getattr(parts, largest)
@@ -163,7 +164,11 @@ def _advice(parts: Parts, plan: MemoryPlan, free: int) -> str:
     if largest == "models" and plan.clients > 1:
         return f"take {runs}{argument('clients_per_round', max(1, int(share * plan.clients)))}, or {model}"
     if plan.networks and plan.networks < 200 * plan.weights:
-        return f"take {runs}{model} (this one has {plan.weights:,}), or a method without a hypernetwork, such as fedavg"
+        smaller = "a method without a hypernetwork, such as fedavg"
+        if "hypernetwork" in network_settings(method):
+            small = either("--set hypernetwork=chunked or low-rank", "hypernetwork='chunked' or 'low-rank'")
+            smaller = f"{small}, or {smaller}"
+        return f"take {runs}{model} (this one has {plan.weights:,}), or {smaller}"
     if plan.networks:
         return f"take {runs}a smaller descriptor_size or embedding_size, about {share:.2g} times this one"
     return f"take {runs}{model}"

@@ -32,6 +32,8 @@ from pefll.methods.contract import ClientState, Each, Everyone, Method
 
 # Number of clients in an evaluation's cohort: enough to keep every process busy, few enough for frequent progress.
 CLIENTS_AT_ONCE = 16
+# Most weights that these clients' models have together, 0.3 GB. It matters for models of 4 million weights and more.
+PARAMETERS_AT_ONCE = 1 << 26
 ALIGNMENT = 64  # bytes
 
 
@@ -113,9 +115,10 @@ class SerialEngine(SynchronousEngine):
 
     def cohorts(self, clients: Ids, as_new: bool = False) -> Iterator[tuple[Ids, SerialCohort]]:
         """Yield (clients, cohort) pairs that cover all `clients`."""
+        most = min(CLIENTS_AT_ONCE, max(1, PARAMETERS_AT_ONCE // max(1, self.method.problem.model.size)))
         for group, is_new in seen_and_new(self.federation, clients, as_new):
-            for start in range(0, len(group), CLIENTS_AT_ONCE):
-                chosen = group[start : start + CLIENTS_AT_ONCE]
+            for start in range(0, len(group), most):
+                chosen = group[start : start + most]
                 yield chosen, self._cohort(chosen, 0, Ledger(), trains=False, is_new=is_new)
 
     def close(self) -> None:

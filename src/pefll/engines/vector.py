@@ -28,7 +28,7 @@ from pefll.engines.cohort import (
 )
 from pefll.engines.cuda_queue import CudaQueue, one_thread
 from pefll.engines.device_queue import NO_INPUTS, RoundInputs
-from pefll.engines.mapping import check_mapped, explain_unmappable
+from pefll.engines.mapping import check_embedding_mapped, check_mapped, explain_unmappable
 from pefll.engines.round_plan import CONSTANT, UNIFORM, Rates, RoundPlan
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
@@ -141,6 +141,7 @@ class VectorEngine:
     def start(self) -> Tree:
         """Return the server's state before the first round."""
         check_mapped(self.method.problem)
+        check_embedding_mapped(self.method)
         zero = torch.zeros((), dtype=torch.int64, device=self.device)
         cohort = self._cohort(self._sample(zero, self.inputs(0, 1).of_round(0))[:1], 0, self.ledger)
         server = self.method.init(self.seed, cohort)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pefll.core.arguments import MOST, plain, shown
@@ -29,6 +29,7 @@ from pefll.methods.per_fedavg import PerFedAvg
 from pefll.methods.pfedhn import PFedHN
 from pefll.methods.pfedme import PFedMe
 from pefll.methods.scaffold import Scaffold
+from pefll.models.own import is_given, name_of
 
 __all__ = [
     "APFL",
@@ -53,12 +54,17 @@ __all__ = [
     "Problem",
     "Scaffold",
     "build_method",
+    "given_networks",
     "hyperparameters",
     "method_class",
     "method_name",
     "method_value",
+    "network_settings",
     "personal_settings",
+    "settings_for",
+    "split_networks",
     "typed_settings",
+    "with_networks",
 ]
 
 METHODS: dict[str, Callable[..., Method[Any]]] = {
@@ -147,6 +153,37 @@ def personal_settings(name: str) -> tuple[str, ...]:
     return names
 
 
+def network_settings(name: str) -> tuple[str, ...]:
+    """Return the names of a method's hyper-parameters that choose a network, and so may be a user's own network."""
+    names: tuple[str, ...] = getattr(method_class(name), "network_settings", ())
+    return names
+
+
+def split_networks(name: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return hyper-parameters as a run's config keeps them, and the networks among them that are given in Python."""
+    names = network_settings(name)
+    networks = {key: value for key, value in settings.items() if key in names and is_given(value)}
+    return settings | {key: name_of(value) for key, value in networks.items()}, networks
+
+
+def with_networks(settings: dict[str, Any], networks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a config with the networks given in Python in place of their names."""
+    return settings | {key: value for key, value in networks.items() if key in settings}
+
+
+def given_networks(method: Any) -> dict[str, Any]:
+    """Return the networks given in Python among a method's hyper-parameters."""
+    names = getattr(method, "network_settings", ())
+    return {key: getattr(method, key) for key in names if is_given(getattr(method, key))}
+
+
+def settings_for(name: str, problem: Problem, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters that a new run takes in place of defaults; those `given` stay as they are."""
+    rule = getattr(method_class(name), "settings_for", None)
+    chosen: dict[str, Any] = rule(problem, given) if rule else {}
+    return {key: value for key, value in chosen.items() if key not in given}
+
+
 def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Method[Any]:
     """Return a method with the given hyper-parameters; the others keep their defaults.
 
@@ -168,7 +205,11 @@ def typed_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     for key in settings:
         if key not in defaults:
             raise unknown(f"hyper-parameter of {name}", key, defaults)
-    return {key: _as_type_of(defaults[key], value, f"{name}: {key}") for key, value in settings.items()}
+    networks = network_settings(name)
+    return {
+        key: value if key in networks and is_given(value) else _as_type_of(defaults[key], value, f"{name}: {key}")
+        for key, value in settings.items()
+    }
 
 
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

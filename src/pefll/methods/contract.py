@@ -187,6 +187,10 @@ class Method(Protocol[State]):
         server_rates: names of the server's learning rates that follow a schedule, through `cohort.server_rate(lr)`.
         personal_settings: names of the hyper-parameters that only `personalize` reads. They may change after training.
             The first is a number of steps. If it is 0, the others have no effect.
+        network_settings: names of the hyper-parameters that choose a network. Beside a name, they may be a user's own
+            `nn.Module` or function; see `pefll.models.own`.
+        settings_for(problem, given): a class method. It returns hyper-parameters that a new run of this problem takes
+            in place of the class's defaults, if the user gives others alone. The run stores them.
 
     The server weights a reply by its field `samples`, if it has one.
     """

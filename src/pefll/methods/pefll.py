@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pefll.core.derivatives import network_vjp, pull_back
 from pefll.core.errors import unknown
 from pefll.core.tree import map_tree
 from pefll.data.client import Client
 from pefll.methods import optim, refining
-from pefll.methods.contract import Cohort, each, everyone, require, undrawn_network
-from pefll.models.embedding import build_embedding
-from pefll.models.hypernetwork import Hypernetwork
+from pefll.methods.contract import Cohort, Problem, each, everyone, require, undrawn_network
+from pefll.models.embedding import build_embedding, check_embedding
+from pefll.models.hypernetwork_choice import build_hypernetwork, check_hypernetwork
 from pefll.models.network import Network, Parameters
+from pefll.models.own import Choice, width_of
+
+# A new run with more clients than this takes descriptors of MANY_SIZE numbers, and not the paper's 1 + n / 4. They are
+# cheaper to send, and enough unless clients differ in many ways: docs/models.md, results/descriptor_size.json.
+MANY_CLIENTS, MANY_SIZE = 1000, 64
 
 
 class Eta(NamedTuple):
@@ -68,9 +74,9 @@ class PeFLL(refining.Refining):
     """Algorithms 1 and 2 of the paper; the defaults are the settings behind its results.
 
     Attributes:
-        embedding: convnet, convnet-unlabeled, mlp, mlp-unlabeled, lstm, lstm-unlabeled, linear, two, or auto.
-        hypernetwork: size of the hypernetwork: S, M or L for 1, 3 or 5 hidden layers.
-        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients.
+        embedding: convnet, mlp or lstm, also with -unlabeled; linear, two or auto; or your own, see docs/models.md.
+        hypernetwork: S, M or L for 1, 3 or 5 hidden layers; chunked or low-rank for large models; or your own.
+        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4). New runs of n > 1,000 clients set it to 64.
         descriptor_batch: samples per descriptor in training; 0 for all samples.
         local_steps: k, number of SGD steps of a client in a round.
         batch_size: samples per local step; 0 for all samples.
@@ -88,8 +94,8 @@ class PeFLL(refining.Refining):
         refine_lr: learning rate of these steps.
     """
 
-    embedding: str = "auto"
-    hypernetwork: str = "M"
+    embedding: Choice = "auto"
+    hypernetwork: Choice = "M"
     descriptor_size: int = 0
     descriptor_batch: int = 32
     local_steps: int = 50
@@ -111,6 +117,7 @@ class PeFLL(refining.Refining):
     client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     server_rates: ClassVar[tuple[str, ...]] = ("server_lr",)
     describing_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_all")
+    network_settings: ClassVar[tuple[str, ...]] = ("embedding", "hypernetwork")
 
     def __post_init__(self) -> None:
         if self.server_optimizer not in ("adam", "sgd"):
@@ -119,8 +126,18 @@ class PeFLL(refining.Refining):
         require(self.server_average < 1, "server_average must be less than 1, or the mean never changes", "PEFLL-S010")
 
     def check(self) -> None:
-        """Build the networks, so that a wrong name is an error before the run starts."""
-        _ = self.phi, self.h
+        """Build the networks and check a user's own, so that a wrong one is an error before the run starts."""
+        check_embedding(self.phi, self.descriptor)
+        check_hypernetwork(self.h, self.problem.model)
+
+    @classmethod
+    def settings_for(cls, problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the descriptor's size where `fit` does not take 0: for an own embedding network, and many clients."""
+        embedding = given.get("embedding")
+        if isinstance(embedding, nn.Module):
+            width = width_of(embedding, problem.input_shape, problem.classes, problem.tokens)
+            return {"descriptor_size": width} if width else {}
+        return {"descriptor_size": MANY_SIZE} if problem.num_clients > MANY_CLIENTS else {}
 
     @cached_property
     def descriptor(self) -> int:
@@ -136,7 +153,7 @@ class PeFLL(refining.Refining):
     @cached_property
     def h(self) -> Network:
         """The hypernetwork h, with parameters η_h."""
-        return undrawn_network(Hypernetwork, self.descriptor, self.problem.model.size, self.hypernetwork)
+        return undrawn_network(build_hypernetwork, self.hypernetwork, self.descriptor, self.problem.model)
 
     @property
     def uses_labels(self) -> bool:

@@ -14,6 +14,7 @@ from pefll.methods.contract import undrawn_network
 from pefll.methods.pefll_prior import PeFLLPrior
 from pefll.models.embedding import build_embedding
 from pefll.models.network import Network
+from pefll.models.own import Choice
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class PeFLLPlus(PeFLLPrior):
         lambda_theta: λ_θ of the objective, half of the weight decay on generated models.
     """
 
-    embedding: str = "auto"
-    hypernetwork: str = "L"
+    embedding: Choice = "auto"
+    hypernetwork: Choice = "L"
     server_average: float = 0.98
     lambda_theta: float = 5e-4
 

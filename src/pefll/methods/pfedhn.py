@@ -14,8 +14,9 @@ from pefll.core import randomness
 from pefll.data.client import Client
 from pefll.methods.contract import BaseMethod, Cohort, check_kept, each, require, undrawn_network
 from pefll.methods.optim import SGD, sgd_on_loss, sgd_step
-from pefll.models.hypernetwork import Hypernetwork
+from pefll.models.hypernetwork_choice import build_hypernetwork, check_hypernetwork
 from pefll.models.network import Network
+from pefll.models.own import Choice
 
 
 class Server(NamedTuple):
@@ -41,7 +42,7 @@ class PFedHN(BaseMethod):
     """A hypernetwork makes each client's model from the client's embedding; the server learns both.
 
     Attributes:
-        hypernetwork: size of the hypernetwork: S, M or L for 1, 3 or 5 hidden layers.
+        hypernetwork: S, M or L for 1, 3 or 5 hidden layers; chunked or low-rank for large models; or your own.
         embedding_size: l, size of an embedding; 0 for int(1 + n / 4) with n clients.
         local_steps: number of SGD steps of a client in a round.
         batch_size: samples per local step; 0 for all samples.
@@ -58,7 +59,7 @@ class PFedHN(BaseMethod):
         new_lr: learning rate of a new client's embedding; 0 for embedding_lr.
     """
 
-    hypernetwork: str = "M"
+    hypernetwork: Choice = "M"
     embedding_size: int = 0
     local_steps: int = 50
     batch_size: int = 32
@@ -78,14 +79,15 @@ class PFedHN(BaseMethod):
     client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     server_rates: ClassVar[tuple[str, ...]] = ("server_lr", "embedding_lr")
     client_tasks: ClassVar[tuple[str, ...]] = ("adapt", "predict")
+    network_settings: ClassVar[tuple[str, ...]] = ("hypernetwork",)
 
     def __post_init__(self) -> None:
         require(self.local_steps >= 1, f"local_steps is {self.local_steps}; it must be at least 1", code="PEFLL-S009")
 
     def check(self) -> None:
-        """Build the hypernetwork, so that a wrong size is an error before the run starts."""
+        """Build the hypernetwork, so that a wrong one is an error before the run starts."""
         check_kept(self.problem.num_clients, self.size, "set embedding_size, or take fewer clients")
-        _ = self.h
+        check_hypernetwork(self.h, self.problem.model)
 
     @cached_property
     def size(self) -> int:
@@ -95,7 +97,7 @@ class PFedHN(BaseMethod):
     @cached_property
     def h(self) -> Network:
         """The hypernetwork, with parameters φ."""
-        return undrawn_network(Hypernetwork, self.size, self.problem.model.size, self.hypernetwork)
+        return undrawn_network(build_hypernetwork, self.hypernetwork, self.size, self.problem.model)
 
     def init(self, seed: int, cohort: Cohort) -> Server:
         """Draw the hypernetwork, and every client's embedding from a normal distribution."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pefll.core import randomness
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.plugins import fault, import_name
+from pefll.models.batchnorm import replace_batchnorm
 from pefll.models.check import check_model
 from pefll.models.convnet import ConvNet, lenet, small_cnn
 from pefll.models.embedding import EMBEDDINGS, LENET_SIDE, build_embedding
@@ -33,6 +34,7 @@ __all__ = [
     "build_model",
     "check_model",
     "lenet",
+    "replace_batchnorm",
     "resolve_model",
     "small_cnn",
     "weights_of",

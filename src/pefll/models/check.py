@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from pefll.core import randomness
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError, first_line
+from pefll.models.batchnorm import keeps_statistics
 
 if TYPE_CHECKING:
     from pefll.models.network import Network
@@ -41,9 +42,10 @@ def check_layers(module: nn.Module) -> None:
 
 def _check_layer(where: str, layer: nn.Module) -> None:
     """Raise PefllError for a layer with batch statistics, random numbers or gradients that vmap does not support."""
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
+    if keeps_statistics(layer):
         raise PefllError(
-            f"{where} keeps statistics of batches, which no hypernetwork can generate; use GroupNorm or LayerNorm",
+            f"{where} keeps statistics of batches, which are no weights that a hypernetwork could generate; replace "
+            "such layers by GroupNorm with pefll.replace_batchnorm(model)",
             code="PEFLL-N028",
         )
     if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:

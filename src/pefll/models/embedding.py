@@ -13,6 +13,8 @@ from pefll.core.errors import PefllError, unknown
 from pefll.models.convnet import lenet, small_cnn
 from pefll.models.lstm import CharLSTM, last_state
 from pefll.models.mlp import MLP
+from pefll.models.network import Network
+from pefll.models.own import Choice, OwnEmbedding, build_own, check_network, is_own
 
 LENET_SIDE = 16  # side of the smallest image for LeNet's two 5x5 convolutions and poolings
 
@@ -131,16 +133,28 @@ EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
 }
 
 
-def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
-    """Return an embedding network by name: a key of EMBEDDINGS, or `"auto"`.
+def build_embedding(name: Choice, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
+    """Return an embedding network, which maps samples [b, ...] and labels [b] to [b, size].
 
     `"auto"` gives convnet for images, mlp for features and linear for tokens. Tokens can also have lstm and
-    lstm-unlabeled. `size` is the size of the descriptor.
+    lstm-unlabeled.
+
+    Args:
+        name: a key of EMBEDDINGS, `"auto"`, `"package.module:function"`, a module, or a function of (input_shape,
+            classes, size).
+        input_shape: shape of one sample.
+        classes: number of classes.
+        size: size of the descriptor.
+        tokens: whether samples are tokens.
     """
+    if is_own(name):
+        net = build_own(name, "embedding", input_shape=input_shape, classes=classes, size=size)
+        return OwnEmbedding(net, input_shape, classes, tokens)
+    assert isinstance(name, str)
     if name == "auto":
         name = "linear" if tokens else "convnet" if _is_image(input_shape) else "mlp"
     if name not in EMBEDDINGS:
-        raise unknown("embedding network", name, ["auto", *EMBEDDINGS])
+        raise unknown("embedding network", name, ["auto", *EMBEDDINGS, "your.module:function"])
     of_text = name.startswith("lstm")
     if tokens and not of_text and name != "linear":
         raise PefllError(
@@ -155,18 +169,24 @@ def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size:
     return EMBEDDINGS[name](input_shape, classes, size)
 
 
-def build_encoder(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
-    """Return an embedding network that reads no labels, by name; PefllError if the network reads them.
+def build_encoder(choice: Choice, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
+    """Return an embedding network that reads no labels; PefllError if the network reads them.
 
     `"auto"` gives convnet-unlabeled for images, mlp-unlabeled for features and lstm-unlabeled for tokens.
     """
-    if name == "auto":
+    if choice == "auto":
         kind = "lstm" if tokens else "convnet" if _is_image(input_shape) else "mlp"
-        name = f"{kind}-unlabeled"
-    encoder = build_embedding(name, input_shape, classes, size, tokens)
+        choice = f"{kind}-unlabeled"
+    encoder = build_embedding(choice, input_shape, classes, size, tokens)
     if encoder.uses_labels:
         raise PefllError(
-            f"the embedding network {name!r} reads labels, which an encoder of unlabelled samples must not; use 'auto'",
+            f"the embedding network {choice!r} reads labels, which an encoder of unlabelled samples must not; use "
+            "'auto'",
             code="PEFLL-N570",
         )
     return encoder
+
+
+def check_embedding(network: Network, size: int) -> None:
+    """Raise PefllError unless a user's own embedding network gives descriptors of a size; other networks pass."""
+    check_network(network, size, f"make its last layer as wide, or set descriptor_size, which is {size}")

@@ -17,6 +17,7 @@ from pefll.models.check import alike
 # The largest size of an axis. It is small enough for exact products of sizes.
 MOST = 1 << 31
 AXES = 8  # most axes of a sample
+_LONG_PROBE = 100  # most numbers of an own network's probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class ModelSpec:
     # See `models.check.probe`; None in files of earlier versions. Its numbers mean nothing to a reader.
     probe: list[list[float | None]] | None = field(default=None, repr=False)
     neighbours: dict[str, Any] | None = None  # settings of a `NeighbourModel`
+    networks: dict[str, list[float]] | None = None  # probes of a user's own embedding network and hypernetwork
     made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
 
     def to_json(self) -> dict[str, Any]:
@@ -117,6 +119,14 @@ def check_same_model(trained: ModelSpec, found: ModelSpec, where: str) -> None:
             "buffers and frozen parameters, and fix the seed if they are random",
             code="PEFLL-N027",
         )
+    for name, probed in (found.networks or {}).items():
+        wanted = (trained.networks or {}).get(name)
+        if wanted and not (len(wanted) == len(probed) and alike(torch.tensor(probed), torch.tensor(wanted))):
+            raise PefllError(
+                f"your {name} is another network than that of {where}: it has other layers, buffers or frozen "
+                "parameters; pass the same",
+                code="PEFLL-N547",
+            )
 
 
 def _row_tensor(row: list[float | None]) -> Tensor:
@@ -145,6 +155,14 @@ def _is_probe(rows: Any) -> bool:
     return all(score is None or (type(score) is float and math.isfinite(score)) for row in rows for score in row)
 
 
+def _are_networks(probes: Any) -> bool:
+    if not isinstance(probes, dict):
+        return False
+    return all(
+        isinstance(row, list) and len(row) <= _LONG_PROBE and all(map(_is_number, row)) for row in probes.values()
+    )
+
+
 def _is_normalise(value: Any, channels: int) -> bool:
     if not isinstance(value, list) or len(value) != 2:
         return False
@@ -164,4 +182,5 @@ _OTHER_CHECKS = {
     **dict.fromkeys(("label_column", "client_column", "dataset", "made_from"), _is_text),
     **dict.fromkeys(("num_clients", "weights"), _is_size),
     "probe": _is_probe,
+    "networks": _are_networks,
 }

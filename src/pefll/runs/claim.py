@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from pefll.core.errors import PefllError
 from pefll.core.files import is_temporary
@@ -39,6 +39,13 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
         raise PefllError(
             f"{folder.path} exists and is not a run folder; choose another {argument('out')}", code="PEFLL-T109"
         )
+
+
+def started_settings(folder: RunFolder | None) -> dict[str, Any] | None:
+    """Return the hyper-parameters that the run in a folder was started with; None if the folder holds no run."""
+    if folder is None or not folder.config_file.is_file():
+        return None
+    return Config.load(folder.config_file, folder.trained_with()).settings
 
 
 def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoint | None:

@@ -26,7 +26,7 @@ from pefll.core.wording import argument, counted
 from pefll.data.owners import Columns
 from pefll.engines.serial import SerialEngine, aligned
 from pefll.engines.settings import EngineSettings
-from pefll.methods import METHODS, build_method, method_class, typed_settings
+from pefll.methods import METHODS, build_method, method_class, typed_settings, with_networks
 from pefll.methods.contract import Method, Problem, TwoHalves
 from pefll.models import MODELS, Network
 from pefll.models.check import probe
@@ -34,7 +34,7 @@ from pefll.models.spec import ModelSpec, check_same_model
 from pefll.runs import modelfile
 from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_client, read_new_client
 from pefll.runs.personal import Array, PersonalModel
-from pefll.runs.problem import build_checked_model
+from pefll.runs.problem import build_checked_model, checked_networks
 
 EMBEDDER = modelfile.Kind("an embedder", ("pefll-embedder-1",), "run.embedder().save(path)", ("method",))
 GENERATOR = modelfile.Kind("a generator", ("pefll-generator-1",), "run.generator().save(path)", ("method",))
@@ -135,16 +135,17 @@ class Embedder:
         _save(self, path, EMBEDDER, overwrite)
 
     @classmethod
-    def load(cls, path: Path | str, method: str | None = None) -> Embedder:
+    def load(cls, path: Path | str, method: str | None = None, **networks: Any) -> Embedder:
         """Return an embedder that `save` wrote.
 
         Args:
             path: the file.
             method: your own method, `package.module:Class`, if the run was trained with one.
+            networks: your own embedding network, if the run was trained with one, such as `embedding=MyNet()`.
         """
         path, header, origin = _open(path, EMBEDDER, method)
         # A descriptor does not depend on the client's model, so this machine does not build it.
-        learner = _method(path, header, origin, lambda: Network(nn.Module(), may_be_empty=True))
+        learner = _method(path, header, origin, lambda: Network(nn.Module(), may_be_empty=True), networks)
         tensors = _read(path, header, dtype_of(origin.precision), lambda half: half.client_half_shapes(), learner)
         return cls(learner(), tensors, header.spec, origin)
 
@@ -227,13 +228,16 @@ class Generator:
         _save(self, path, GENERATOR, overwrite)
 
     @classmethod
-    def load(cls, path: Path | str, model: nn.Module | str | None = None, method: str | None = None) -> Generator:
+    def load(
+        cls, path: Path | str, model: nn.Module | str | None = None, method: str | None = None, **networks: Any
+    ) -> Generator:
         """Return a generator that `save` wrote.
 
         Args:
             path: the file.
             model: your own model, if the run was trained on one: `package.module:function`, or an `nn.Module`.
             method: your own method, `package.module:Class`, if the run was trained with one.
+            networks: your own networks, if the run was trained with them, such as `hypernetwork=MyNet()`.
         """
         path, header, origin = _open(path, GENERATOR, method)
         spec = header.spec
@@ -255,7 +259,7 @@ class Generator:
             with torch.device("cpu") if ":" in name else nullcontext():  # a user's code may not know the meta device
                 return Network(build_checked_model(name, spec.input_shape, spec.classes))
 
-        learner = _method(path, header, origin, network)
+        learner = _method(path, header, origin, network, networks)
         tensors = _read(path, header, dtype_of(origin.precision), lambda half: half.server_half_shapes(), learner)
         made = learner()
         found = made.problem.model
@@ -332,15 +336,20 @@ def _open(path: Path | str, kind: modelfile.Kind, method: str | None) -> tuple[P
 
 
 def _method(
-    path: Path, header: modelfile.Header, origin: Origin, network: Callable[[], Network]
+    path: Path, header: modelfile.Header, origin: Origin, network: Callable[[], Network], networks: dict[str, Any]
 ) -> Callable[[], Method[Any]]:
-    """Return a function that builds a file's method; the method is not checked, so that no network is built yet."""
+    """Return a function that builds a file's method; the method is not checked, so that no network is built yet.
+
+    `networks` are those that the user gave.
+    """
     spec = header.spec
     kind: Any = method_class(origin.name) if ":" in origin.name or origin.name in METHODS else None
     if kind is None:
         raise modelfile.damaged(path, f"its method {origin.name!r} is unknown", kind=header.kind)
+    allow(*networks.values())
+    given = checked_networks(origin.settings, origin.name, networks, path)
     try:
-        settings = typed_settings(origin.name, origin.settings)
+        settings = typed_settings(origin.name, with_networks(origin.settings, given))
     except PefllError as error:
         raise modelfile.damaged(path, error.args[0], kind=header.kind) from error
 
@@ -368,8 +377,9 @@ def _read(
         with torch.device("meta"):
             wanted = shapes_of(halves_of(build()))
     except PefllError as error:
-        if not error.code.startswith("PEFLL-N"):  # a wrong size is the file's fault
-            raise
+        if not error.code.startswith("PEFLL-N") or error.code == "PEFLL-N535":
+            raise  # N535 asks for the user's own network
+        # A wrong size is the file's fault.
         raise modelfile.damaged(path, error.args[0], kind=header.kind) from error
     except (RuntimeError, OverflowError, TypeError, ValueError) as error:
         raise modelfile.damaged(path, "its sizes make no sense", kind=header.kind) from error

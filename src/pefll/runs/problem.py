@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from pefll.core.arguments import shown
+from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
 from pefll.engines.memory import check_model_fits, networks_of
-from pefll.methods import build_method
+from pefll.methods import build_method, network_settings
 from pefll.methods.contract import Method, Problem
-from pefll.models import MODELS, Network, build_model, check_model, resolve_model
+from pefll.models import MODELS, Network, build_model, check_model, own, resolve_model
 from pefll.models.check import probe
 from pefll.models.spec import ModelSpec
 
@@ -55,3 +59,25 @@ def build_checked_method(name: str, problem: Problem, settings: dict[str, Any]) 
     build = partial(build_method, name, problem, settings)
     check_model_fits(f"the server of {name}", networks_of(build))
     return build()
+
+
+def checked_networks(
+    settings: Mapping[str, Any], method: str, networks: dict[str, Any], path: str | Path
+) -> dict[str, Any]:
+    """Return the networks that a user gave for what is at `path`; PefllError if it was not trained with such networks.
+
+    `settings` are the hyper-parameters of its training.
+    """
+    for name, given in networks.items():
+        trained = settings.get(name, "")
+        if name not in network_settings(method) or not own.is_own(trained):
+            raise PefllError(
+                f"{path} was not trained with an own {name}; leave out {name}={shown(given)}",
+                code="PEFLL-N548",
+            )
+        if not isinstance(given, str) and not own.is_given(given):
+            raise PefllError(
+                f"{name} is {shown(given)}; give a torch.nn.Module, a function that builds one, or a name",
+                code="PEFLL-N549",
+            )
+    return networks

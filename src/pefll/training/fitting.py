@@ -25,7 +25,7 @@ from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine
 from pefll.engines.round_plan import Sampling
-from pefll.methods import BaseMethod, method_name, method_value, typed_settings
+from pefll.methods import BaseMethod, method_name, method_value, split_networks, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.claim import claimed
 from pefll.runs.config import Config
@@ -84,7 +84,7 @@ def fit(
     """
     check_is_federation(federation)
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
-    name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
+    name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     if config is None:
         config = _config(federation, name, model, rounds, seed, settings | named)
     elif not isinstance(config, Config):
@@ -95,7 +95,7 @@ def fit(
         )
     elif named:
         config = dataclasses.replace(config, **named)
-    specs = [resolve(config, federation, folder, model=model, functions=functions)]
+    specs = [resolve(config, federation, folder, model=model, networks=networks, functions=functions)]
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))[0]
 
 
@@ -141,14 +141,14 @@ def fit_seeds(
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must differ from each other; give at least one seed", code="PEFLL-T104")
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
-    name, settings, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
+    name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
         check_is_federation(data)
         config = _config(data, name, model, rounds, seed, settings | named)
-        of_seed = folder and seed_folder(folder, seed)
-        specs.append(resolve(config, data, of_seed, model=model, runs=len(seeds), functions=functions))
+        place = folder and seed_folder(folder, seed)
+        specs.append(resolve(config, data, place, model=model, networks=networks, runs=len(seeds), functions=functions))
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))
 
 
@@ -350,8 +350,8 @@ def names_and_functions(
 
 def _checked_arguments(
     method: Any, model: Any, settings: dict[str, Any], out: Any, console: Any, callbacks: Any
-) -> tuple[Any, dict[str, Any], Path | None, list[Callback]]:
-    """Return the method's class or name, all settings, the run's folder, and the callbacks."""
+) -> tuple[Any, dict[str, Any], dict[str, Any], Path | None, list[Callback]]:
+    """Return the method's class or name, all settings, networks given in Python, the run's folder, the callbacks."""
     if isinstance(model, type):
         raise PefllError(
             f"model is the class {model.__name__}; pass an instance, such as {model.__name__}(...)",
@@ -364,14 +364,15 @@ def _checked_arguments(
     name, of_method = method_value(method)
     if twice := of_method.keys() & settings.keys():
         raise PefllError(f"{min(twice)} is set both in the method and as an argument; remove one", code="PEFLL-T128")
-    allow(name, model)
+    allow(name, model, *of_method.values(), *settings.values())
     if console is not None and not isinstance(console, Console):
         raise PefllError(
             f"console is {arguments.shown(console)}; it must be a rich.console.Console, or None for silence",
             code="PEFLL-A018",
         )
     folder = None if out is None else arguments.path(out, "out")
-    return name, of_method | settings, folder, check_callbacks(callbacks)
+    settings, networks = split_networks(method_name(name), of_method | settings)
+    return name, settings, networks, folder, check_callbacks(callbacks)
 
 
 def _config(

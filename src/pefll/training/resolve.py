@@ -18,11 +18,12 @@ from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
 from pefll.engines.round_plan import UNIFORM, RoundPlan, checked_sampling, parse_sampling
-from pefll.methods import build_method
+from pefll.methods import build_method, settings_for, with_networks
 from pefll.methods.contract import Method
+from pefll.models.own import own_networks, probe
 from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Checkpoint
-from pefll.runs.claim import check_claim, finished_state
+from pefll.runs.claim import check_claim, finished_state, started_settings
 from pefll.runs.config import Config
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
@@ -101,6 +102,7 @@ def resolve(
     out: str | Path | None = None,
     *,
     model: str | nn.Module | None = None,
+    networks: Mapping[str, Any] | None = None,
     runs: int = 1,
     label: str = "",
     tunes: bool = False,
@@ -116,6 +118,7 @@ def resolve(
         federation: the clients and their samples.
         out: a folder for the run, or None.
         model: an `nn.Module` given in Python; if it is not a module, the config names the model.
+        networks: a user's own networks given in Python, by the names of the method's hyper-parameters.
         runs: number of runs that are trained at once and share the memory.
         label: see `RunSpec`.
         tunes: see `RunSpec`.
@@ -125,6 +128,12 @@ def resolve(
     config = dataclasses.replace(config, data_sha256=federation.fingerprint())
     problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
     folder = None if out is None else RunFolder(Path(out))
+    settings = with_networks(config.settings, networks or {})
+    chosen = settings_for(config.method, problem, settings)
+    started = started_settings(folder)
+    # A run of an earlier version may not have stored them; it goes on without them.
+    chosen = {name: value for name, value in chosen.items() if started is None or name in started}
+    config, settings = dataclasses.replace(config, settings=config.settings | chosen), settings | chosen
     # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
     check_claim(folder, config, model_spec)
     kept = None if tunes else folder  # a trial of a search keeps no weights to load
@@ -138,9 +147,12 @@ def resolve(
                 f"vector engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
                 code="PEFLL-T125",
             )
-        check_memory(hardware, config.method, config.settings, problem, federation, c, runs)
-    method = build_method(config.method, problem, config.settings)
+        check_memory(hardware, config.method, settings, problem, federation, c, runs)
+    method = build_method(config.method, problem, settings)
     plan = plan_of(config, method, functions) if finished is None else UNIFORM
+    if own := own_networks(method):
+        model_spec = dataclasses.replace(model_spec, networks={name: probe(one) for name, one in own.items()})
+        check_claim(folder, config, model_spec)
     if not method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
         finished = finished or finished_state(kept, 0)

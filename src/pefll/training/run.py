@@ -34,10 +34,11 @@ from pefll.data.owners import (
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.engines.serial import SerialEngine
-from pefll.methods import typed_settings
+from pefll.methods import given_networks, typed_settings, with_networks
 from pefll.methods.contract import Method, Problem
-from pefll.models import Network
+from pefll.models import Network, own
 from pefll.models.check import probe
+from pefll.models.own import Choice
 from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint
 from pefll.runs.config import Config
@@ -45,7 +46,7 @@ from pefll.runs.federations import federation_of
 from pefll.runs.halves import Embedder, Generator, Origin, halves_of
 from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_client, one_client, read_new_client
 from pefll.runs.personal import PersonalModel, warn_of_positions
-from pefll.runs.problem import build_checked_method, build_checked_model
+from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks
 from pefll.runs.progress import check_progress, restore
 from pefll.runs.record import GROUPS, RunFolder, last_round, rounds_of
 from pefll.tasks import Classification
@@ -151,15 +152,16 @@ class Run:
             return self
         may_change = getattr(self.method, "personal_settings", ())
         typed = typed_settings(self.config.method, settings)
-        for name in typed:
-            if name not in may_change:
+        for name, value in typed.items():
+            if name not in may_change and value != self.config.settings.get(name):
                 names = " and ".join(may_change) or "nothing"
                 raise PefllError(
                     f"training has used {name} already; of {self.config.method}, {names} may change afterwards",
                     code="PEFLL-T131",
                 )
         config = dataclasses.replace(self.config, settings=self.config.settings | typed)
-        method = build_checked_method(config.method, self.method.problem, config.settings)
+        settings = with_networks(config.settings, given_networks(self.method))
+        method = build_checked_method(config.method, self.method.problem, settings)
         return dataclasses.replace(self, config=config, method=method)
 
     def evaluate(
@@ -380,6 +382,7 @@ def load(
     console: Console | None = None,
     model: nn.Module | str | None = None,
     method: str | None = None,
+    **networks: Choice,
 ) -> Run:
     """Return the run in a folder, with the state of its best round and without data.
 
@@ -390,12 +393,14 @@ def load(
             Its buffers and frozen parameters must be the same as in training: the run does not store them. A model
             that gives other scores for a test input is refused.
         method: your own method, `package.module:Class`, if the run was trained with one.
+        networks: your own embedding network or hypernetwork, if the run was trained with one, such as
+            `embedding=MyNet()`; see `model`.
     """
     if model is not None and not isinstance(model, nn.Module | str):
         raise PefllError(
             f"the model must be an instance of torch.nn.Module, or a name, not {model!r}", code="PEFLL-M050"
         )
-    allow(model, method)
+    allow(model, method, *networks.values())
     folder = RunFolder(arguments.path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file, folder.trained_with())
@@ -427,12 +432,16 @@ def load(
     else:
         module = model
     problem = Problem(Network(module), spec.input_shape, spec.classes, spec.num_clients, spec.tokens)
-    learner = build_checked_method(_method_of(config, method, path), problem, config.settings)
+    learned_with = _method_of(config, method, path)
+    settings = with_networks(config.settings, checked_networks(config.settings, learned_with, networks, path))
+    learner = build_checked_method(learned_with, problem, settings)
     template = method_template(learner, config)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # After `restore`, which has a clearer sentence for a model of another size.
     scores = probe(problem.model, problem.input_shape, problem.tokens)
-    check_same_model(spec, dataclasses.replace(spec, weights=problem.model.size, probe=scores), str(path))
+    of_networks = {name: own.probe(one) for name, one in own.own_networks(learner).items()}
+    found = dataclasses.replace(spec, weights=problem.model.size, probe=scores, networks=of_networks)
+    check_same_model(spec, found, str(path))
     try:
         history = folder.history()
     except PefllError as error:  # personal models need no history

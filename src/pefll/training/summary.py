@@ -26,7 +26,7 @@ from pefll.data import DATASETS
 from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import device_name, peak_memory_bytes
-from pefll.methods import hyperparameters
+from pefll.methods import hyperparameters, split_networks
 from pefll.methods.contract import Method
 from pefll.runs.progress import Progress
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
@@ -106,10 +106,11 @@ def summary_of(
     c = spec.clients_per_round
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
+    settings = {name: getattr(method, name) for name in hyperparameters(config.method)}
     return {
         "command": config.command() if config.data in DATASETS or Path(config.data).exists() else "",
         "method": config.method,
-        "settings": {name: getattr(method, name) for name in hyperparameters(config.method)},
+        "settings": split_networks(config.method, settings)[0],
         "dataset": federation.name,
         "partition": federation.partition,
         "model": spec.model,
