@@ -104,6 +104,8 @@ OTHER = {
     "clients": 9, "unseen": 0.5, "model": "mlp", "rounds": 2000, "clients_per_round": 3, "seed": 8,
     "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7, "eval_clients": 6,
     "checkpoint_every": 9, "data_sha256": "abc", "label": "y", "client_column": "who",
+    "features": "a", "drop": "b", "treat": "a=category", "encode": "none", "missing": "drop", "min_samples": 5,
+    "time_column": "t", "unseen_clients": "ann",
 }  # fmt: skip
 
 
@@ -121,7 +123,16 @@ def test_what_may_change_on_resuming_and_what_not(name):
 
 
 def test_what_may_change_is_known_here():
-    assert {"rounds", "data_dir", "device", "engine", "processes", "checkpoint_every", "data_sha256"} == MAY_CHANGE
+    assert {
+        "rounds",
+        "data_dir",
+        "device",
+        "engine",
+        "processes",
+        "checkpoint_every",
+        "encode",
+        "data_sha256",
+    } == MAY_CHANGE
 
 
 def test_a_run_is_extended_but_not_shortened_and_never_on_other_data():

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from pefll.core.arguments import listed, share, shown, whole_number
 from pefll.core.arguments import number as any_number
-from pefll.core.arguments import share, shown, whole_number
 from pefll.core.errors import PefllError
 from pefll.core.randomness import generator
-from pefll.core.wording import counted, first_few
+from pefll.core.wording import argument, counted, first_few
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
 
 _FEW = 10_000  # this many clients always fit into memory; later checks explain a lack of samples better
@@ -144,11 +145,13 @@ def natural(
     validation: float = 0.1,
     test: float = 0.2,
     clients: int | None = None,
+    unseen_clients: Sequence[int | str] = (),
 ) -> Federation:
     """Return a federation of the clients that the data names.
 
     Clients are in random order. The last ones are unseen, so they are a random choice. Splits of the data are kept. If
-    validation or test is missing, it is drawn from each client's training samples, of which at least one remains.
+    validation or test is missing, it is drawn from each client's training samples, of which at least one remains. If
+    samples have a time, the last ones are drawn, not random ones.
 
     Args:
         samples: samples that have `client`.
@@ -157,6 +160,7 @@ def natural(
         validation: fraction of each client's training samples that become validation samples.
         test: fraction of each client's samples that become test samples, if the data is not split.
         clients: number of clients to take, chosen at random; by default all.
+        unseen_clients: the clients that never take part in training, by their names in the data; they replace `unseen`.
     """
     check_is_samples(samples)
     seed = whole_number(seed, "seed", 0)
@@ -169,7 +173,10 @@ def natural(
     random = generator(seed, "partition/natural")
     number = _number_clients(samples, samples.client, clients, random)
     total = int(number.max()) + 1
-    num_seen = _num_seen(total, unseen)
+    if len(unseen_clients):
+        number, num_seen = _named_last(samples, number, unseen_clients)
+    else:
+        num_seen = _num_seen(total, unseen)
 
     rows = np.flatnonzero(number[samples.client] >= 0) if int(number.min()) < 0 else None
     owner = number[samples.client if rows is None else samples.client[rows]]
@@ -182,7 +189,9 @@ def natural(
         key += kind.astype(np.uint8)
     count = np.bincount(key.view(np.int64), minlength=3 * total).reshape(total, 3)
     key <<= np.uint64(32)
-    key |= random.integers(0, 1 << 32, size=len(key), dtype=np.uint32)
+    # These draws are made for samples with a time, too, so that a time does not change other random numbers.
+    bits = random.integers(0, 1 << 32, size=len(key), dtype=np.uint32)
+    key |= bits if samples.time is None else _ranks(samples, rows)
     order = np.argsort(key, kind="stable")
     del key
     _check_training(count, samples, number)
@@ -197,6 +206,45 @@ def natural(
     if samples.client_names:
         return replace(made, names=tuple(samples.client_names[client] for client in who.tolist()))
     return replace(made, keys=who if samples.client_keys is None else samples.client_keys[who])
+
+
+def _ranks(samples: Samples, rows: Array | None) -> Array:
+    """Return the rank of each sample's time, uint32 [N]; equal times have equal ranks."""
+    assert samples.time is not None
+    if samples.split is not None:
+        raise PefllError(
+            f"{samples.name} has splits and also a column of times; leave one of them out", code="PEFLL-D603"
+        )
+    time = samples.time if rows is None else samples.time[rows]
+    ranks: Array = np.unique(time, return_inverse=True)[1].reshape(-1).astype(np.uint32)
+    return ranks
+
+
+def _named_last(samples: Samples, number: Array, unseen: Sequence[int | str]) -> tuple[Array, int]:
+    """Return the clients' numbers with the named clients last, and the number of the others."""
+    names = [str(each) for each in listed(unseen, "unseen_clients", "['ann', 'bob']")]
+    there = {samples.name_of(client): client for client in np.flatnonzero(number >= 0).tolist()}
+    strange = [name for name in dict.fromkeys(names) if name not in there]
+    if strange:
+        raise PefllError(
+            f"{samples.name}: there is no client {first_few(map(repr, strange))}; there are {first_few(there)}: "
+            f"correct {argument('unseen_clients')}",
+            code="PEFLL-D604",
+        )
+    named = np.zeros(len(number), dtype=bool)
+    named[[there[name] for name in names]] = True
+    # The order of the numbers is kept within the seen clients and within the unseen ones.
+    chosen = np.flatnonzero(number >= 0)
+    order = chosen[np.lexsort((number[chosen], named[chosen]))]
+    moved = np.full(len(number), -1, dtype=np.int32)
+    moved[order] = np.arange(len(order), dtype=np.int32)
+    num_seen = len(order) - int(named.sum())
+    if num_seen < 1:
+        raise PefllError(
+            f"{samples.name}: {argument('unseen_clients')} names all clients, so none is left for training; name fewer",
+            code="PEFLL-D605",
+        )
+    return moved, num_seen
 
 
 def _number_clients(samples: Samples, client: Array, wanted: int | None, random: np.random.Generator) -> Array:

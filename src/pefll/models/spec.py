@@ -38,6 +38,8 @@ class ModelSpec:
     # See `models.check.probe`; None in files of earlier versions. Its numbers mean nothing to a reader.
     probe: list[list[float | None]] | None = field(default=None, repr=False)
     neighbours: dict[str, Any] | None = None  # settings of a `NeighbourModel`
+    # What was done to each column of a table, see `data.columns.TablePlan`. `data.columns.plan_of` checks and reads it.
+    table: dict[str, Any] | None = field(default=None, repr=False)
     made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
 
     def to_json(self) -> dict[str, Any]:
@@ -160,8 +162,13 @@ def _is_neighbours(value: Any, classes: int) -> bool:
     return fits and 0 <= weight <= 1.001 and scale > 0  # the weight may be rounded in float32
 
 
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 _OTHER_CHECKS = {
     **dict.fromkeys(("label_column", "client_column", "dataset", "made_from"), _is_text),
     **dict.fromkeys(("num_clients", "weights"), _is_size),
     "probe": _is_probe,
+    "table": _is_table,
 }

@@ -26,7 +26,7 @@ from pefll.engines.hardware import open_engine
 from pefll.methods import BaseMethod, method_name, method_value, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.claim import claimed
-from pefll.runs.config import Config
+from pefll.runs.config import OF_TABLES, Config
 from pefll.runs.progress import restore, start_or_resume
 from pefll.runs.record import seed_folder
 from pefll.training.callbacks import ActiveRun, Callback, History, ProgressBar, check_callbacks
@@ -331,7 +331,7 @@ def _config(
     """Return the config of a run on a federation that was made in Python."""
     method = method_name(method)
     names = {each.name for each in dataclasses.fields(Config)}
-    for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
+    for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256", *OF_TABLES):
         if name in settings:
             raise PefllError(
                 f"{name} belongs to the federation; give it to the function that makes the federation",
