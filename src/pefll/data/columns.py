@@ -257,6 +257,15 @@ class TablePlan:
             for each in self.columns
         ]
 
+    def sentences(self, most: int = 12) -> list[str]:
+        """Return what is done to each column, for a terminal: at most so many lines, left-out columns first."""
+        rows = sorted(self.columns, key=lambda each: not each.left_out)
+        lines = [f"column {each.name!r}: {each.kind}, {each.done}" for each in rows[:most]]
+        lines += [f"and {counted(len(rows) - most, 'more column')}; columns.json in the run's folder has all"] * (
+            len(rows) > most
+        )
+        return [f"{counted(len(rows), 'column')} of the table make {counted(len(self.input_names), 'input')}:", *lines]
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
         return {"columns": [asdict(each) | {"values": list(each.values)} for each in self.columns]}

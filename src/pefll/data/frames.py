@@ -118,12 +118,27 @@ def from_frame(
         x = feature_matrix(frame, chosen, name)
         samples = samples_from_arrays(x, labels, owner, splits, classes, name, feature_names=chosen)
     else:
-        table, raw = raw_columns(frame, chosen, use.treat, name)
-        # These zeros take no memory. They stand for the table, whose missing values are no samples yet.
-        x = np.broadcast_to(np.float32(0), raw.shape)
-        samples = samples_from_arrays(x, labels, owner, splits, classes, name, feature_names=chosen)
-        samples = replace(samples, x=raw, table=table)
+        samples = samples_of_columns(frame, chosen, use.treat, labels, owner, splits, classes=classes, name=name)
     return replace(samples, label_column=label, client_column=client or "", time=time)
+
+
+def samples_of_columns(
+    frame: Any,
+    features: Sequence[str],
+    rules: Mapping[str, str],
+    y: Any,
+    client: Any = None,
+    split: Any = None,
+    *,
+    classes: int | None = None,
+    name: str = "frame",
+) -> Samples:
+    """Return samples with the raw values of a table's columns `features`, which a partition encodes."""
+    table, raw = raw_columns(frame, features, rules, name)
+    # These zeros take no memory. They stand for the table, whose missing values are no samples yet.
+    zeros = np.broadcast_to(np.float32(0), raw.shape)
+    samples = samples_from_arrays(zeros, y, client, split, classes, name, feature_names=features)
+    return replace(samples, x=raw, table=table)
 
 
 def _chosen(frame: Any, features: tuple[str, ...], kept: Sequence[str | None], use: Use, name: str) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -206,6 +207,94 @@ def natural(
     if samples.client_names:
         return replace(made, names=tuple(samples.client_names[client] for client in who.tolist()))
     return replace(made, keys=who if samples.client_keys is None else samples.client_keys[who])
+
+
+def by_indices(
+    samples: Samples,
+    clients: Sequence[Any] | Mapping[int | str, Any],
+    seed: int = 0,
+    unseen: float = 0.1,
+    unseen_clients: Sequence[int | str] = (),
+    validation: float = 0.1,
+    test: float = 0.2,
+) -> Federation:
+    """Return a federation in which each client has the samples of its own list of indices.
+
+    Args:
+        samples: the samples that the indices count.
+        clients: for each client an array of indices, or a dictionary with indices for "train", and maybe for
+            "validation" and "test". A list numbers the clients, a dictionary names them. No sample may be there twice.
+        seed: seed of all random draws.
+        unseen: fraction of clients, chosen at random, that never take part in training.
+        unseen_clients: the clients that never take part in training, by name or number; they replace `unseen`.
+        validation: see `natural`; for clients without "validation".
+        test: see `natural`; used if no client names splits.
+    """
+    check_is_samples(samples)
+    if isinstance(clients, Mapping):
+        names, members = [str(name) for name in clients], list(clients.values())
+    else:
+        names, members = [], listed(clients, "clients", "[[0, 1], [2, 3]]")
+    owner = np.full(len(samples.y), -1, dtype=np.int64)
+    split = np.zeros(len(samples.y), dtype=np.int8)
+    has_splits = any(isinstance(each, Mapping) for each in members)
+    for number, each in enumerate(members):
+        name = names[number] if names else str(number)
+        for word, indices in (each if isinstance(each, Mapping) else {"train": each}).items():
+            if word not in SPLITS:
+                raise PefllError(
+                    f"client {name} has indices for {shown(word)}; splits are {', '.join(SPLITS)}", code="PEFLL-D607"
+                )
+            rows = _indices(indices, name, len(owner))
+            if (taken := owner[rows] >= 0).any() or len(np.unique(rows)) < len(rows):
+                twice = rows[taken][0] if taken.any() else np.flatnonzero(np.bincount(rows) > 1)[0]
+                raise PefllError(
+                    f"{samples.name}: the index {int(twice)} of client {name} is there twice; give each sample to one "
+                    "client and one split",
+                    code="PEFLL-D608",
+                )
+            owner[rows], split[rows] = number, SPLITS.index(word)
+    used = np.flatnonzero(owner >= 0)
+    empty = np.flatnonzero(np.bincount(owner[used], minlength=len(members)) == 0)
+    if len(empty) or not len(members):
+        who = names[empty[0]] if names else str(empty[0]) if len(empty) else "0"
+        raise PefllError(f"{samples.name}: client {who} has no indices; leave it out, or give it some", "PEFLL-D609")
+    arrays = {name: getattr(samples, name)[used] for name in ("x", "y")}
+    time = samples.time if samples.time is None else samples.time[used]
+    own = replace(
+        samples,
+        **arrays,
+        time=time,
+        client=owner[used],
+        client_names=tuple(names),
+        client_keys=None,
+        split=split[used] if has_splits else None,
+    )
+    made = natural(own, seed, unseen, validation, test, unseen_clients=unseen_clients)
+    return replace(made, partition="by indices")
+
+
+def _indices(indices: Any, client: str, total: int) -> Array:
+    """Return a client's indices as int64 [n]; PefllError for values that are no indices of samples."""
+    try:
+        rows = np.asarray(indices)
+    except ValueError:
+        rows = np.empty((0, 0))
+    if rows.size == 0 and rows.ndim == 1:
+        return np.empty(0, dtype=np.int64)
+    if rows.ndim != 1 or rows.dtype.kind not in "ui":
+        raise PefllError(
+            f"the indices of client {client} are {shown(indices)}; give whole numbers, for example [0, 5, 7]",
+            code="PEFLL-D610",
+        )
+    if int(rows.min()) < 0 or int(rows.max()) >= total:
+        beyond = int(rows.max()) if int(rows.max()) >= total else int(rows.min())
+        raise PefllError(
+            f"client {client} has the index {beyond:,}, but there are {counted(total, 'sample')}, 0 to {total - 1:,}; "
+            "correct it",
+            code="PEFLL-D611",
+        )
+    return rows.astype(np.int64)
 
 
 def _ranks(samples: Samples, rows: Array | None) -> Array:

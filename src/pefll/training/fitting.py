@@ -197,6 +197,9 @@ def train_all(
         ]
         # Folders are made only now, so that invalid settings leave no folder behind.
         stack.enter_context(claimed(unfinished, tell or _ignore))
+        for spec in unfinished:
+            if spec.folder and spec.federation.table:
+                spec.folder.write_columns(spec.federation.table.report())
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, tell))
         engine_of = dict(zip(unfinished, engines, strict=True))
@@ -209,6 +212,8 @@ def train_all(
             notes = out_of_proportion(spec.federation)  # values that are too large
             if tell is None and spec.precision_note:
                 notes = [f"training in float32: {spec.precision_note}", *notes]
+            if tell and spec.federation.table and spec is specs[0]:
+                notes = [*spec.federation.table.sentences(), *notes]
             for note in [spec.headline, *notes] if tell else notes:
                 tell(note) if tell else warnings.warn(note, stacklevel=2)
             turns = _train_and_test(
