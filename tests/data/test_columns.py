@@ -89,6 +89,11 @@ def test_categories_rare_and_unknown_values():
     assert wide.others
 
 
+def test_a_list_with_gaps_among_texts():
+    assert learned("c", ["a", float("nan"), "b"] * (ROWS // 3), unseen=0.0).values == ("a", "b")
+    assert learned("c", ["a", None, 7] * (ROWS // 3), unseen=0.0).values == ("7", "a")
+
+
 def test_what_is_left_out():
     assert "one value" in learned("a", np.ones(ROWS)).left_out
     assert "missing" in learned("a", np.full(ROWS, np.nan)).left_out

@@ -349,7 +349,10 @@ def _keys_by_name(frame: Any) -> dict[str, Any]:
 def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
     if name not in keys:
         raise PefllError(f"{where}: there is no column {name!r}; there are {_first_names(keys)}", "PEFLL-M054")
-    values = as_array(frame[keys[name]], f"column {name!r}", where)
+    given = frame[keys[name]]
+    values = as_array(given, f"column {name!r}", where)
+    if values.dtype.kind == "U" and isinstance(given, list | tuple):
+        values = np.asarray(given, dtype=object)  # NumPy turned missing values among texts into the text "nan"
     if values.ndim != 1:
         reason = "there are several columns of that name" if values.ndim == 2 else "it holds no single values"
         raise PefllError(f"{where}: column {name!r} cannot be used: {reason}; give each its own name", "PEFLL-D006")
