@@ -23,18 +23,26 @@ import numpy as np
 
 from pefll.core.files import write_json
 
-GROUPS = 4  # users of a group decide alike
+# Whether users of a group like the first four columns. Over all groups, nothing is left for one model to learn.
+_OPPOSITE = np.array([[1, 1, 1, 1], [-1, -1, -1, -1], [1, -1, 1, -1], [-1, 1, -1, 1]])
 CITIES = ("Graz", "Linz", "Wien", "Bern", "Köln", "Ulm", "Paris", "Rome", "Turin", "Nice")
 PLANS, DEVICES = ("free", "basic", "pro"), ("phone", "tablet", "laptop", "watch")
 METHODS = {
-    "pefll": ["--set", "descriptor_size=16", "--set", "client_lr=0.05", "--set", "server_lr=1e-3"],
-    "fedavg": ["--set", "client_lr=0.05"],
-    "local": ["--set", "client_lr=0.05"],
+    "pefll": ["descriptor_size=16", "client_lr=0.05", "server_lr=1e-3", "local_steps=10"],
+    "fedavg": ["client_lr=0.05", "local_steps=10"],
+    "local": ["client_lr=0.05"],
 }
 
 
 def users_table(
-    users: int = 5_000, numeric: int = 30, seed: int = 0, least: int = 3, most: int = 2_000, missing: float = 0.05
+    users: int = 5_000,
+    numeric: int = 30,
+    seed: int = 0,
+    *,
+    groups: int = 4,
+    least: int = 3,
+    most: int = 2_000,
+    missing: float = 0.05,
 ) -> dict[str, list[Any]]:
     """Return the columns of a table with the label `liked`, the client `user_id`, and `numeric` + 3 features.
 
@@ -42,6 +50,7 @@ def users_table(
         users: number of users.
         numeric: number of numeric columns, at least 8.
         seed: seed of all random draws.
+        groups: number of groups of users, 2 or 4. Users of a group decide alike.
         least: least rows of a user.
         most: most rows of a user.
         missing: share of the features' cells that are empty.
@@ -55,11 +64,12 @@ def users_table(
     scales, offsets = 10 ** np.linspace(-2, 3, numeric), rng.normal(size=numeric)
     cells = [scales[column] * (plain[:, column] + offsets[column]) for column in range(numeric)]
     texts = [rng.integers(0, len(values), total) for values in (CITIES, PLANS, DEVICES)]
-    group = rng.integers(0, GROUPS, users)[owner]
+    group = rng.integers(0, groups, users)[owner]
     # All users agree on some columns. Those of a group weigh the first columns, and their plan, in their own way.
-    of_all, of_group = rng.normal(size=numeric) / np.sqrt(numeric), rng.choice([-1.0, 1.0], size=(GROUPS, 8))
-    score = 0.7 * plain @ of_all + (plain[:, :8] * of_group[group]).sum(axis=1) / 2
-    score += rng.normal(size=len(CITIES))[texts[0]] / 2 + rng.normal(size=(GROUPS, len(PLANS)))[group, texts[1]]
+    of_all = rng.normal(size=numeric) / np.sqrt(numeric)
+    of_group = _OPPOSITE[:groups] * rng.normal(1, 0.2, size=(groups, 4))
+    score = plain @ of_all + (plain[:, :4] * of_group[group]).sum(axis=1)
+    score += rng.normal(size=len(CITIES))[texts[0]] / 2 + rng.normal(size=(groups, len(PLANS)))[group, texts[1]]
     liked = score + 0.3 * rng.normal(size=total) > 0
     table: dict[str, list[Any]] = {"user_id": [f"user-{user:05}" for user in owner.tolist()]}
     for column, values in enumerate(cells):
@@ -77,7 +87,8 @@ def users_table(
 def command(method: str, data: Path, out: Path, rounds: int, more: list[str]) -> list[str]:
     """Return the arguments of `pefll` that train a method on the Parquet file."""
     words = ["train", "--method", method, "--data", str(data), "--client-column", "user_id", "--label", "liked"]
-    return [*words, "--rounds", str(rounds), "--clients-per-round", "20", *METHODS[method], *more, "--out", str(out)]
+    settings = [word for setting in METHODS[method] for word in ("--set", setting)]
+    return [*words, "--rounds", str(rounds), "--clients-per-round", "20", *settings, *more, "--out", str(out)]
 
 
 def main() -> None:

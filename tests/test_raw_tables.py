@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pefll as package
-from benchmarks.users_table import users_table
+from benchmarks.users_table import command, users_table
 from pefll.core.errors import PefllError
 from pefll.data import read_samples
 from pefll.runs import modelfile
@@ -112,6 +112,24 @@ def test_from_a_raw_file_to_predictions_by_commands(pefll, frame, tmp_path):  # 
     said = pefll("train", "--resume", run, "--drop", "city")
     assert said.code == 2
     assert "PEFLL-R104" in said.err
+
+
+def test_pefll_is_ahead_on_unseen_users_of_a_raw_table(pefll, tmp_path):  # noqa: F811
+    """The small form of `python -m benchmarks.users_table`: one command per method from the raw Parquet file."""
+    data = tmp_path / "users.parquet"
+    pandas.DataFrame(users_table(250, 5, groups=2, most=16)).to_parquet(data)
+    unseen = {}
+    for method, more in (
+        ("pefll", ["--set", "server_lr=3e-3", "--set", "descriptor_size=4"]),
+        ("fedavg", []),
+        ("local", ["--set", "epochs=20"]),
+    ):
+        common = ["--data-dir", str(tmp_path), "--engine", "vector", "--unseen", "0.2", "--clients-per-round", "10"]
+        words = command(method, data, tmp_path / method, 60, [*common, "--eval-every", "20", *more])
+        assert pefll(*words).code == 0
+        summary = json.loads((tmp_path / method / "summary.json").read_text())
+        unseen[method] = summary["accuracy"]["best"]["unseen"]["per_sample"]
+    assert unseen["pefll"] > 0.05 + max(unseen["fedavg"], unseen["local"])
 
 
 def test_bad_options(pefll, frame, tmp_path):  # noqa: F811
