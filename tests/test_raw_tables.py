@@ -122,9 +122,9 @@ def test_pefll_is_ahead_on_unseen_users_of_a_raw_table(pefll, tmp_path):  # noqa
     for method, more in (
         ("pefll", ["--set", "server_lr=3e-3", "--set", "descriptor_size=4"]),
         ("fedavg", []),
-        ("local", ["--set", "epochs=20"]),
+        ("local", ["--processes", "1"]),
     ):
-        common = ["--data-dir", str(tmp_path), "--engine", "vector", "--unseen", "0.2", "--clients-per-round", "10"]
+        common = ["--data-dir", str(tmp_path), "--unseen", "0.2", "--clients-per-round", "10"]
         words = command(method, data, tmp_path / method, 60, [*common, "--eval-every", "20", *more])
         assert pefll(*words).code == 0
         summary = json.loads((tmp_path / method / "summary.json").read_text())

@@ -63,8 +63,8 @@ def use_of(
     time: str = "",
 ) -> Use:
     """Return how columns are used, after checks of a user's arguments."""
-    if encode not in ENCODINGS:
-        raise unknown("encoding", str(encode), ENCODINGS)
+    if text(encode, "encode", "auto") not in ENCODINGS:
+        raise unknown("encoding", encode, ENCODINGS)
     if treat is not None and not isinstance(treat, Mapping):
         raise PefllError(f"treat is {shown(treat)}; give a dictionary such as {{'joined': 'date'}}", "PEFLL-A580")
     treat = {text(name, "a column"): text(rule, "a rule", "date") for name, rule in (treat or {}).items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pefll.core.arguments import listed, share, shown, whole_number
+from pefll.core.arguments import listed, plain, share, shown, whole_number
 from pefll.core.arguments import number as any_number
 from pefll.core.errors import PefllError
 from pefll.core.randomness import generator
@@ -174,8 +174,8 @@ def natural(
     random = generator(seed, "partition/natural")
     number = _number_clients(samples, samples.client, clients, random)
     total = int(number.max()) + 1
-    if len(unseen_clients):
-        number, num_seen = _named_last(samples, number, unseen_clients)
+    if named := names_of_clients(unseen_clients):
+        number, num_seen = _named_last(samples, number, named)
     else:
         num_seen = _num_seen(total, unseen)
 
@@ -309,9 +309,20 @@ def _ranks(samples: Samples, rows: Array | None) -> Array:
     return ranks
 
 
-def _named_last(samples: Samples, number: Array, unseen: Sequence[int | str]) -> tuple[Array, int]:
+def names_of_clients(given: Sequence[int | str]) -> list[str]:
+    """Return the names of a user's list of clients."""
+    names = [plain(each) for each in listed(given, argument("unseen_clients"), "['ann', 'bob']")]
+    for each in names:
+        if isinstance(each, bool) or not isinstance(each, int | str):
+            raise PefllError(
+                f"{argument('unseen_clients')} has {shown(each)}; name clients by texts or whole numbers",
+                code="PEFLL-A584",
+            )
+    return [str(each) for each in names]
+
+
+def _named_last(samples: Samples, number: Array, names: Sequence[str]) -> tuple[Array, int]:
     """Return the clients' numbers with the named clients last, and the number of the others."""
-    names = [str(each) for each in listed(unseen, "unseen_clients", "['ann', 'bob']")]
     there = {samples.name_of(client): client for client in np.flatnonzero(number >= 0).tolist()}
     strange = [name for name in dict.fromkeys(names) if name not in there]
     if strange:

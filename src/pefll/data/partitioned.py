@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pefll.core.arguments import shown, text, whole_number
+from pefll.core.arguments import listed, shown, text, whole_number
 from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import argument
 from pefll.data.arrays import as_array, samples_from_arrays
@@ -49,6 +49,7 @@ def federation_from_partitioner(
         raise PefllError(
             f"the partitioner is {shown(partitioner)}; it must have num_partitions and load_partition(i)", "PEFLL-A581"
         )
+    label = text(label, "label", "label")
     tables = [load(place) for place in range(whole_number(number, "num_partitions", 1))]
     for place, table in enumerate(tables):
         if not is_frame(table):
@@ -73,7 +74,8 @@ def federation_from_partitioner(
 def _features(table: Any, features: str | Sequence[str] | None) -> list[str]:
     if features is None:
         return columns(table)
-    return [features] if isinstance(features, str) else [text(each, "a feature") for each in features]
+    names = [features] if isinstance(features, str) else listed(features, "features", "['age', 'height']")
+    return [text(each, "a feature") for each in names]
 
 
 def _whole(tables: Sequence[Any], name: str, where: str) -> Array:
@@ -130,7 +132,13 @@ def federation_from_dataset(
     width = 2 if client is not None else 3
     parts: tuple[list[Any], ...] = ([], [], [])
     for place in range(len(dataset)):
-        item = dataset[place]
+        try:
+            item = dataset[place]
+        except (KeyError, TypeError, IndexError) as error:
+            raise PefllError(
+                f"{name}: the dataset is {shown(dataset)}, and has no item {place}; dataset[i] must be (x, y)",
+                code="PEFLL-A585",
+            ) from error
         if not isinstance(item, tuple | list) or len(item) < width:
             need = "(x, y, client), or (x, y) beside " + argument("client") if width == 3 else "(x, y)"
             raise PefllError(f"{name}: item {place} is {shown(item)}; it must be {need}", code="PEFLL-D613")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pefll.core.arguments import whole_number
+from pefll.core.arguments import text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument, counted, first_few
 from pefll.data.federation import Array, Samples
@@ -23,8 +23,8 @@ def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) ->
         min_samples: clients with fewer samples are left out. They are not kept as unseen ones, because accuracies of
             unseen clients would then be those of the clients with least data.
     """
-    if missing not in MISSING:
-        raise unknown("way to deal with missing values", str(missing), MISSING)
+    if text(missing, "missing", "impute") not in MISSING:
+        raise unknown("way to deal with missing values", missing, MISSING)
     least = whole_number(min_samples, argument("min_samples"), 1)
     notes = []
     if missing != "impute" and samples.table:

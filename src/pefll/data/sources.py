@@ -15,7 +15,7 @@ from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
 from pefll.data.frames import AS_IT_IS, Use
 from pefll.data.normalise import with_channel_stats
-from pefll.data.partition import by_class, check_is_samples, dirichlet, natural
+from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
 
@@ -175,8 +175,8 @@ def make_federation(
     kind, numbers = _parse(partition)
     if kind == "natural":
         return with_channel_stats(natural(samples, seed, unseen=unseen, clients=clients, unseen_clients=unseen_clients))
-    if len(unseen_clients) or samples.time is not None:
-        given = argument("unseen_clients") if len(unseen_clients) else argument("time", option="--time-column")
+    if (named := names_of_clients(unseen_clients)) or samples.time is not None:
+        given = argument("unseen_clients") if named else argument("time", option="--time-column")
         raise PefllError(
             f"{given} is for the clients of the data, but {partition!r} makes other clients; leave it out, or use "
             f"{argument('partition', 'natural')}",

@@ -428,7 +428,7 @@ def federation_from_frame(
         name: name of the data.
     """
     dropped = [arguments.text(each, "drop") for each in arguments.listed(drop, "drop", "['note']")]
-    use = frames.use_of(drop=dropped, treat=treat, encode=encode, time=time or "")
+    use = frames.use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time)
     samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name, use=use)
     samples, notes = selected(samples, missing, min_samples)
     for note in notes:
