@@ -125,13 +125,17 @@ def federation_from_dataset(
         name: name of the data.
         tokens: whether x holds whole numbers that a model embeds.
     """
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    try:
+        total = len(dataset) if hasattr(dataset, "__getitem__") else -1
+    except TypeError:
+        total = -1
+    if total < 0:
         raise PefllError(
             f"the dataset is {shown(dataset)}; it must have a length, and dataset[i] must be (x, y)", code="PEFLL-A583"
         )
     width = 2 if client is not None else 3
     parts: tuple[list[Any], ...] = ([], [], [])
-    for place in range(len(dataset)):
+    for place in range(total):
         try:
             item = dataset[place]
         except (KeyError, TypeError, IndexError) as error:
