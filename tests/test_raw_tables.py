@@ -91,6 +91,8 @@ def test_from_a_raw_file_to_predictions_by_commands(pefll, frame, tmp_path):  # 
     assert said.code == 2
     assert "PEFLL-D585" in said.err
     assert not run.exists()
+    summary = pefll("data", "summary", *words[2:], "--treat", "joined=date")
+    assert "column 'joined': date, left out: it has one value only" in summary.out
     given = ("--drop", "joined", "--min-samples", 5, "--unseen-clients", tmp_path / "new.txt")
     said = pefll(*words, *given, *more)
     assert said.code == 0

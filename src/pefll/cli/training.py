@@ -12,7 +12,7 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
-from pefll.cli.options import own_code, parse_seeds, parse_settings
+from pefll.cli.options import Drop, Features, Treat, own_code, parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
@@ -104,20 +104,9 @@ def train(
     client_column: Annotated[
         str | None, typer.Option(help="Name of the client column in a table or .npz. [default: client]")
     ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(help="The columns of a table that are features, with commas between them. [default: all others]"),
-    ] = None,
-    drop: Annotated[
-        str | None, typer.Option(help="Columns of a table that are not used, with commas between them.")
-    ] = None,
-    treat: Annotated[
-        str | None,
-        typer.Option(
-            help="Rules for columns of a table, such as joined=date,zip=category: number, category, date (days), "
-            "calendar (time of the year, the week, the day) or text (counts of words)."
-        ),
-    ] = None,
+    features: Features = None,
+    drop: Drop = None,
+    treat: Treat = None,
     encode: Annotated[
         str | None,
         typer.Option(
