@@ -17,6 +17,7 @@ from rich.console import Console
 import pefll
 from pefll.core import arguments
 from pefll.runs.config import Config
+from tests.data.test_partitioned import Partitioner
 
 N = 60
 CLIENT = np.repeat(np.arange(6), 10)
@@ -62,6 +63,9 @@ FUNCTIONS = {
     "by_class": (pefll.by_class, {"samples": SAMPLES, "clients": 4, "classes_per_client": 2, "seed": 0}),
     "dirichlet": (pefll.dirichlet, {"samples": SAMPLES, "clients": 4, "alpha": 0.5, "seed": 0}),
     "natural": (pefll.natural, {"samples": SAMPLES, "seed": 0}),
+    "by_indices": (pefll.by_indices, {"samples": SAMPLES, "clients": [[0, 1], [2, 3]], "unseen": 0.5}),
+    "federation_from_dataset": (pefll.federation_from_dataset, {"dataset": DATASET, "client": CLIENT}),
+    "federation_from_partitioner": (pefll.federation_from_partitioner, {"partitioner": Partitioner(a=Y, label=Y)}),
     "load_samples": (pefll.load_samples, {"name_or_path": "nowhere.csv"}),
     "read_samples": (pefll.read_samples, {"path": "nowhere.npz"}),
     "summarise": (pefll.summarise, {"federation": FEDERATION}),

@@ -107,6 +107,8 @@ OTHER = {
     "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7, "eval_clients": 6,
     "checkpoint_every": 9, "checkpoint_minutes": 1.0, "sampling": "samples", "lr_schedule": "cosine",
     "server_lr_schedule": "step 9 0.5", "data_sha256": "abc", "label": "y", "client_column": "who",
+    "features": "a", "drop": "b", "treat": "a=category", "encode": "none", "missing": "drop", "min_samples": 5,
+    "time_column": "t", "unseen_clients": "ann",
 }  # fmt: skip
 
 
@@ -124,7 +126,7 @@ def test_what_may_change_on_resuming_and_what_not(name):
 
 
 def test_what_may_change_is_known_here():
-    where_and_how_fast = {"data_dir", "device", "engine", "processes", "data_sha256"}
+    where_and_how_fast = {"data_dir", "device", "engine", "processes", "encode", "data_sha256"}
     assert {"rounds", "checkpoint_every", "checkpoint_minutes"} | where_and_how_fast == MAY_CHANGE
 
 

@@ -286,3 +286,19 @@ def test_an_embedder_with_an_own_network_needs_the_network_again(tmp_path):
     v = pefll.Embedder.load(paths[0], embedding=Halved()).describe(x[:5])
     (model,) = pefll.Generator.load(paths[1]).generate(v[None])
     assert same(model, run.personalize(x[:5]))
+
+
+def test_the_halves_of_a_run_on_a_table_take_raw_rows(tmp_path):
+    pd = pytest.importorskip("pandas")
+    x, y, client = table((2,))
+    frame = pd.DataFrame({"income": 1000 * x[:, 0], "town": np.where(x[:, 1] > 0, "Rome", "Oslo"), "label": y})
+    frame.loc[3, "income"] = np.nan
+    run = pefll.fit(pefll.federation_from_frame(frame.assign(client=client), "label", "client", unseen=0.2), **SMALL)
+    run.embedder().save(tmp_path / "client.safetensors")
+    run.generator().save(tmp_path / "server.safetensors")
+    mine = frame[client == 2]
+    v = pefll.Embedder.load(tmp_path / "client.safetensors").describe(mine)
+    (model,) = pefll.Generator.load(tmp_path / "server.safetensors").generate(v[None])
+    theirs = run.personalize(mine)
+    assert same(model, theirs)
+    np.testing.assert_array_equal(model.predict(mine), theirs.predict(mine))

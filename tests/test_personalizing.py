@@ -109,7 +109,7 @@ def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
 
 def test_one_clients_fault_is_not_the_others(trained):
     run, frame = load(trained), table(["ann", "bob", "eve", "max"])
-    frame.loc[frame.index[frame.user_id == "bob"][0], "f2"] = np.nan
+    frame.loc[frame.index[frame.user_id == "bob"][0], "f2"] = np.inf
     frame.loc[frame.index[frame.user_id == "eve"][0], "label"] = "purple"
     with pytest.raises(ClientsFailed) as error:
         run.personalize_each(frame)
@@ -173,7 +173,7 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     frame[frame.user_id != "eve"].to_csv(data, index=False)
     assert pefll("personalize", by_command, "--data", data, "--each", "--out", folder).code == 0
     frame.loc[frame.user_id == "bob", "f0"] += 1
-    frame.loc[frame.user_id == "eve", "f1"] = np.nan
+    frame.loc[frame.user_id == "eve", "f1"] = np.inf
     frame.to_csv(data, index=False)
     said = pefll("personalize", by_command, "--data", data, "--each", "--out", folder)
     assert said.code == 2

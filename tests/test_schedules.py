@@ -17,7 +17,7 @@ from pefll.engines.round_plan import CONSTANT, UNIFORM, RoundPlan
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method
-from pefll.training.resolve import plan_of
+from pefll.training.resolve import round_plan_of
 from tests.engines.test_engines import SETTINGS
 from tests.federations import flat, problem_of, ragged
 
@@ -34,7 +34,7 @@ def test_factors():
     assert [parse_schedule("cosine 0.2", "lr_schedule", 4)(t) for t in (0, 2, 4)] == pytest.approx([1.0, 0.6, 0.2])
     assert [parse_schedule("step 3 0.5", "lr_schedule", 9)(t) for t in (0, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.25]
     assert parse_schedule("constant", "lr_schedule", 4) is None
-    assert plan_of(pefll.runs.config.Config(), pefll.FedAvg()) is UNIFORM
+    assert round_plan_of(pefll.runs.config.Config(), pefll.FedAvg()) is UNIFORM
     assert UNIFORM.rates(7) == CONSTANT
 
 

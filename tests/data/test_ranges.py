@@ -40,14 +40,14 @@ def frame(column: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame({"age": x[:, 0], "dose": column, "y": y, "ward": NAMES})
 
 
-def federation_of(column: np.ndarray) -> pefll.Federation:
-    return pefll.federation_from_frame(frame(column), label="y", client="ward", unseen=0.0)
+def federation_of(column: np.ndarray, encode: str = "auto") -> pefll.Federation:
+    return pefll.federation_from_frame(frame(column), label="y", client="ward", unseen=0.0, encode=encode)
 
 
 @pytest.mark.parametrize(
     ("value", "code", "part"),
     [(1e30, "PEFLL-D011", "1e+30"), (-1e16, "PEFLL-D011", "-1e+16"), (np.nan, "PEFLL-D010", "NaN"),
-     (np.inf, "PEFLL-D010", "infinite"), (1e300, "PEFLL-D010", "infinite")],
+     (np.inf, "PEFLL-D010", "infinite")],
 )  # fmt: skip
 def test_values_that_end_every_training_are_refused(tmp_path, value, code, part):
     column = arrays()[0][:, 1].copy()
@@ -60,6 +60,8 @@ def test_values_that_end_every_training_are_refused(tmp_path, value, code, part)
         (lambda: pefll.read_samples(tmp_path / "a.csv", label="y", client="ward"), "column 'dose'"),
         (lambda: pefll.federation_from_arrays(x, arrays()[1], NAMES), "feature 1"),
     ):
+        if np.isnan(value) and "column" in where:
+            continue  # in a table, the value is missing
         with pytest.raises(pefll.PefllError) as error:
             call()
         assert error.value.code == code
@@ -118,7 +120,7 @@ def test_ordinary_data_is_not_complained_of():
 
 
 def test_a_column_that_is_large_for_all_is_to_be_scaled():
-    (sentence,) = out_of_proportion(federation_of(1.7e9 + 1e5 * arrays()[0][:, 1]))
+    (sentence,) = out_of_proportion(federation_of(1.7e9 + 1e5 * arrays()[0][:, 1], encode="none"))
     assert "column 'dose'" in sentence
     assert "scale" in sentence
     assert "client ward" not in sentence
@@ -227,7 +229,7 @@ def test_a_server_that_overflows_blames_nobody():
 def test_what_diverges_on_bad_data_says_so():
     column = arrays()[0][:, 1].copy()
     column[3 * EACH : 4 * EACH] = 1e14
-    federation = federation_of(column)
+    federation = federation_of(column, encode="none")
     with (
         pytest.warns(UserWarning, match="ward-3"),
         pytest.raises(Diverged, match=r"client ward-3 .*1e\+14.*PEFLL-E012"),

@@ -120,7 +120,7 @@ class TestWithFlower:
         from pefll.deploy.plan import read_app
 
         table = tmp_path / "example.csv"
-        table.write_text("a,b,writer,kind\n" + "".join(f"{n},1.5,ann,{n % 2}\n" for n in range(6)))
+        table.write_text("a,b,writer,kind\n" + "".join(f"{n},{n * n}.5,ann,{n % 2}\n" for n in range(6)))
         words = ["--like", str(table), "--clients", "2", "--label", "kind"]
         code, said = pefll(capsys, "flower", "init", str(tmp_path / "f"), *words, "--client-column", "writer")
         assert code == 0, said

@@ -49,16 +49,30 @@ def test_runs_of_different_data_are_said_to_be(make_run: MakeRun, console: Conso
     other_set = make_run("set", asked={"data": "cifar100", "data_sha256": "x"}, dataset="CIFAR-100")
     other_deal = make_run("deal", seed=3, asked={"partition": "by-class 5", "data_sha256": "y"}, partition="by-class 5")
     other_file = make_run("file", asked={"data_sha256": "z"})
+    other_users = make_run("users", seed=4, asked={"min_samples": 5})
     show([mine.path, *(folder.path for folder in same)], None, console)
     assert "different data" not in console.export_text()
     for other, what in (
         (other_set, "CIFAR-10, by-class 2, 100 clients; CIFAR-100, by-class 2, 100 clients"),
         (other_deal, "CIFAR-10, by-class 2, 100 clients; CIFAR-10, by-class 5, 100 clients"),
         (other_file, "mine; file"),  # called the same, and with other samples
+        (other_users, "mine; users"),
     ):
         show([mine.path, same[0].path, other.path], None, console)
         sentence = f"These runs have different data ({what}), so their accuracies cannot be compared.\n"
         assert console.export_text().count(sentence) == 1
+
+
+def test_the_columns_of_a_table(make_run: MakeRun, console: Console) -> None:
+    run = make_run()
+    row = {"column": "age", "kind": "number", "inputs": 2, "missing": 0.125, "done": "standardised"}
+    run.write_columns([row, {"column": "odd"}])
+    show([run.path], None, console)
+    text = console.export_text()
+    assert all(word in text for word in ("Columns of run", "age", "12.5%", "standardised", "odd"))
+    run.columns_file.write_text("[]")
+    with pytest.raises(PefllError, match="PEFLL-R581"):
+        show([run.path], None, console)
 
 
 def test_a_run_that_has_just_begun(make_run: MakeRun, console: Console) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pefll import data as sources
 from pefll.cli.console import err, out
-from pefll.cli.options import ClientColumn, Clients, DataDir, Force, Label, Partition, check_free
+from pefll.cli.options import ClientColumn, Clients, DataDir, Drop, Features, Force, Label, Partition, Treat, check_free
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.runs import federations
@@ -25,7 +25,7 @@ Your own data needs no command. Give a path wherever a command takes a data set:
 
 - `my.npz`: arrays `x` [N, ...], `y` [N] and `client` [N]; `split` [N] is optional: 0 train, 1 validation, 2 test
 
-- `my.csv` or `my.parquet`: a row per sample; columns `label` and `client`, and numbers in all others
+- `my.csv` or `my.parquet`: a row per sample; columns `label` and `client`, and features in all others
 
 - a folder `client/class/*.png`; for one client's samples, `class/*.png`
 
@@ -114,6 +114,9 @@ def data_summary(
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     label: Label = sources.LABEL,
     client_column: ClientColumn = sources.CLIENT,
+    features: Features = None,
+    drop: Drop = None,
+    treat: Treat = None,
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture of the classes of each client, such as a .png.")
     ] = None,
@@ -140,10 +143,15 @@ def data_summary(
             seed=seed,
             label=label,
             client_column=client_column,
+            features=features or "",
+            drop=drop or "",
+            treat=treat or "",
         ),
         err,
     )
     print_federation(sources.summarise(federation), out)
+    for sentence in federation.table.sentences(most=200) if federation.table else []:
+        say(out, sentence)
     if picture is not None:
         federation_picture(
             federation.histograms(), federation.num_seen, picture, federation.class_names, federation.name

@@ -18,10 +18,13 @@ from pefll.cli.options import (
     ClientColumn,
     Clients,
     DataDir,
+    Drop,
+    Features,
     Label,
     OwnMethods,
     OwnModels,
     Partition,
+    Treat,
     parse_seeds,
     parse_settings,
 )
@@ -97,6 +100,9 @@ def tune(
     ] = None,
     label: Label = sources.LABEL,
     client_column: ClientColumn = sources.CLIENT,
+    features: Features = None,
+    drop: Drop = None,
+    treat: Treat = None,
     eval_every: Annotated[int, typer.Option(help="As in `pefll train`.")] = 30,
     engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
@@ -153,6 +159,9 @@ def tune(
         processes=processes,
         label=label,
         client_column=client_column,
+        features=features or "",
+        drop=drop or "",
+        treat=treat or "",
     )
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out, judge)
     with _advice_when_stopped(folder, target):

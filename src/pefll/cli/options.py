@@ -27,6 +27,18 @@ TrainedLabel = Annotated[
     ),
 ]
 ClientColumn = Annotated[str, typer.Option(help="Name of the client column in a table or .npz.")]
+Features = Annotated[
+    str | None,
+    typer.Option(help="The columns of a table that are features, with commas between them. [default: all others]"),
+]
+Drop = Annotated[str | None, typer.Option(help="Columns of a table that are not used, with commas between them.")]
+Treat = Annotated[
+    str | None,
+    typer.Option(
+        help="Rules for columns of a table, such as joined=date,zip=category: number, category, date (days), calendar "
+        "(time of the year, the week, the day) or text (counts of words)."
+    ),
+]
 Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="from the data")]
 Clients = Annotated[int, typer.Option(help="As in `pefll train`.", show_default="from the data")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="The folder of data sets.")]

@@ -31,6 +31,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
+from pefll.data.columns import plan_of
 from pefll.models.spec import ModelSpec
 from pefll.runs import federations
 from pefll.runs.personal import PersonalModel
@@ -259,6 +260,7 @@ def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[
         class_names=spec.class_names,
         tokens=spec.tokens,
         features=spec.feature_names,
+        plan=plan_of(spec.table, spec.input_shape),
         **({"client": spec.client_column} if spec.client_column else {}) | more,
     )
 

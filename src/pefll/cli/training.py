@@ -12,7 +12,7 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
-from pefll.cli.options import own_code, parse_seeds, parse_settings
+from pefll.cli.options import Drop, Features, Treat, own_code, parse_seeds, parse_settings
 from pefll.cli.tables import accuracy_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
@@ -133,6 +133,35 @@ def train(
     client_column: Annotated[
         str | None, typer.Option(help="Name of the client column in a table or .npz. [default: client]")
     ] = None,
+    features: Features = None,
+    drop: Drop = None,
+    treat: Treat = None,
+    encode: Annotated[
+        str | None,
+        typer.Option(
+            help="auto: standardise a table's numbers, give categories an input per value, fill missing values. none: "
+            "take numbers as they are. [default: auto]"
+        ),
+    ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            help="Missing values in a table: impute (fill and mark them), drop (leave such rows out) or refuse. "
+            "[default: impute]"
+        ),
+    ] = None,
+    min_samples: Annotated[int | None, typer.Option(help="Leave out clients with fewer samples. [default: 1]")] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option(help="A column of dates or numbers: each client's last rows are for the test."),
+    ] = None,
+    unseen_clients: Annotated[
+        str | None,
+        typer.Option(
+            help="The clients that take no part in training: names with commas between them, or a file with one name "
+            "per line. In place of --unseen."
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
@@ -196,6 +225,14 @@ def train(
         "checkpoint_minutes": checkpoint_minutes,
         "label": label,
         "client_column": client_column,
+        "features": features,
+        "drop": drop,
+        "treat": treat,
+        "encode": encode,
+        "missing": missing,
+        "min_samples": min_samples,
+        "time_column": time_column,
+        "unseen_clients": unseen_clients,
         "settings": parse_settings(settings) if settings else None,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -232,6 +269,8 @@ def train(
             )
         if given["data"] not in sources.DATASETS and Path(given["data"]).exists():
             given["data"] = str(Path(given["data"]).resolve())  # so that commands in other folders find it
+        if unseen_clients and len(unseen_clients) <= federations.MOST_PATH and Path(unseen_clients).is_file():
+            given["unseen_clients"] = str(Path(unseen_clients).resolve())
         config = Config(**given)
         config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
         name = f"{Path(config.data).stem}-{config.method}".replace(":", "-")

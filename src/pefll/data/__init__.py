@@ -18,8 +18,11 @@ from pefll.data.frames import TABLES as TABLES
 from pefll.data.frames import from_frame as from_frame
 from pefll.data.normalise import with_channel_stats as with_channel_stats
 from pefll.data.partition import by_class as by_class
+from pefll.data.partition import by_indices as by_indices
 from pefll.data.partition import dirichlet as dirichlet
 from pefll.data.partition import natural as natural
+from pefll.data.partitioned import federation_from_dataset as federation_from_dataset
+from pefll.data.partitioned import federation_from_partitioner as federation_from_partitioner
 from pefll.data.ranges import out_of_proportion as out_of_proportion
 from pefll.data.sources import DATASETS as DATASETS
 from pefll.data.sources import Source as Source

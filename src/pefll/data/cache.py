@@ -15,13 +15,14 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
+from pefll.data.columns import RawColumn
 from pefll.data.federation import Normalise, Samples
 
 # Increase this number when a loader returns other samples than before. Then older entries are made again.
 VERSION = 3
 FOLDER = ".pefll-cache"
 _MANIFEST = "manifest.json"
-_ARRAYS = ("x", "y", "split", "client", "client_keys")
+_ARRAYS = ("x", "y", "split", "client", "client_keys", "time")
 # Fields of `Samples` that are in the manifest.
 _VALUES = ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names")
 _COLUMNS = ("label_column", "client_column")  # absent from older entries
@@ -136,7 +137,8 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
             values["normalise"] = Normalise(*map(tuple, values["normalise"]))
         for name in ("class_names", "client_names", "feature_names"):
             values[name] = tuple(values[name])
-        return Samples(**arrays, **values)
+        table = tuple(RawColumn(name, kind, tuple(texts)) for name, kind, texts in about.get("table", ()))
+        return Samples(**arrays, **values, table=table)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, PefllError):
         return None
 
@@ -155,6 +157,7 @@ def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
             np.save(path, array, allow_pickle=False)
             notes[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         about = {name: getattr(samples, name) for name in (*_VALUES, *_COLUMNS)}
+        about["table"] = [[each.name, each.kind, each.values] for each in samples.table]
         manifest = {"version": VERSION, "sources": stamp, "arrays": notes, "about": about}
         (fresh / _MANIFEST).write_text(json.dumps(manifest))
         # Only an empty or missing folder can be replaced. Programs that have mapped the old files can still read them.

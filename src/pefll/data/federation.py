@@ -15,6 +15,7 @@ from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
 from pefll.core.wording import counted
+from pefll.data.columns import RawColumn, TablePlan, learn
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")
@@ -22,6 +23,8 @@ SPLITS = ("train", "validation", "test")
 _HASHED = 1 << 24
 # Networks square and sum their inputs. Larger inputs soon exceed float32, which ends at 3e38.
 LARGEST = 1e15
+# A table's raw values are kept until the start of training if one is beyond this: `ranges` looks for mistakes in them.
+_LARGE = 1e3
 
 # Attributes that a federation copies from its samples.
 _MEANING = ("classes", "normalise", "tokens", "name", "class_names", "feature_names", "label_column", "client_column")
@@ -56,6 +59,9 @@ class Samples:
         client_keys: int64 [n], the clients' numbers in the data; None if they are 0..n-1.
         label_column: name of the table's column of labels, or empty.
         client_column: name of the table's column of clients, or empty.
+        table: the columns of a table whose raw values x holds, float64 [N, columns] with NaN for missing ones. A
+            partition learns from them what networks get, see `columns.TablePlan`. Empty for all other samples.
+        time: float64 [N], when each sample was made, so that a client's last samples become its test samples; or None.
     """
 
     x: Array
@@ -72,6 +78,8 @@ class Samples:
     client_keys: Array | None = None
     label_column: str = ""
     client_column: str = ""
+    table: tuple[RawColumn, ...] = ()
+    time: Array | None = None
 
     def __post_init__(self) -> None:
         check_samples(self)
@@ -97,7 +105,7 @@ def check_samples(samples: Samples) -> None:
     total = len(x)
     if total == 0:
         raise PefllError(f"{name}: there are no samples", code="PEFLL-D134")
-    for what, array in (("y", y), ("client", samples.client), ("split", samples.split)):
+    for what, array in (("y", y), ("client", samples.client), ("split", samples.split), ("time", samples.time)):
         if array is not None and len(array) != total:
             raise PefllError(
                 f"{name}: x has {counted(total, 'sample')} but {what} has {len(array):,}; they must be equal",
@@ -135,7 +143,10 @@ def check_samples(samples: Samples) -> None:
 
 
 def _check_range(samples: Samples) -> None:
-    """Raise PefllError, with client and column, for the first value that is not finite or beyond `LARGEST`."""
+    """Raise PefllError, with client and column, for the first value that is not finite or beyond `LARGEST`.
+
+    In the raw values of a table, NaN stands for a missing value, and is none of these.
+    """
     x = samples.x
     block = max(1, (1 << 24) // max(1, x[0].size))  # limits the memory of the mask
     for start in range(0, len(x), block):
@@ -143,6 +154,10 @@ def _check_range(samples: Samples) -> None:
         if flat.min() >= -LARGEST and flat.max() <= LARGEST:  # False for NaN
             continue
         fine = np.abs(flat) <= LARGEST
+        if samples.table:
+            fine |= np.isnan(flat)
+            if fine.all():
+                continue
         row = int(np.argmin(fine.all(axis=1)))
         column = int(np.argmin(fine[row]))
         value, sample = float(flat[row, column]), start + row
@@ -191,6 +206,7 @@ class Federation:
         partition: the partition in words, for example `"by-class 2"`.
         keys: int64 [n], numbers of natural clients in the data; None if they have names or the partition made them.
         names: names of natural clients, or empty.
+        table: what was done to each column of a table to make x; None for other data.
     """
 
     x: Tensor
@@ -210,6 +226,8 @@ class Federation:
     names: tuple[str, ...] = ()
     label_column: str = ""
     client_column: str = ""
+    table: TablePlan | None = None
+    _raw: dict[str, Array] = field(default_factory=dict, repr=False)  # raw values of the table, as `x`, until checked
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -431,8 +449,10 @@ def assemble(
     clients = int(owner.max()) + 1
     count = np.bincount(slot, minlength=3 * clients).reshape(clients, 3)
     offset = np.concatenate([[0], np.cumsum(count.reshape(-1))[:-1]]).reshape(clients, 3)
+    raw = samples.x if samples.table else None
+    samples, table = _encoded(samples, owner, split, num_seen, taken, rows)
     x = samples.x if samples.x.dtype != np.float64 else samples.x.astype(np.float32)
-    return Federation(
+    made = Federation(
         x=_tensor(x),
         y=_tensor(samples.y.astype(np.int64, copy=False)),
         rows=torch.from_numpy((order if rows is None else rows[order]).astype(np.int64, copy=False)),
@@ -440,5 +460,25 @@ def assemble(
         count=torch.from_numpy(np.ascontiguousarray(count.T).astype(np.int64)),
         num_seen=num_seen,
         partition=partition,
+        table=table,
         **{name: getattr(samples, name) for name in _MEANING},
     )
+    if raw is not None and max(np.fmax.reduce(raw, axis=None), -np.fmin.reduce(raw, axis=None)) > _LARGE:
+        made._raw["x"] = raw
+    return made
+
+
+def _encoded(
+    samples: Samples, owner: Array, split: Array, num_seen: int, taken: Array, rows: Array | None
+) -> tuple[Samples, TablePlan | None]:
+    """Return the samples with a table's columns as inputs of networks, and the plan that made them.
+
+    The plan is learned from the training rows of seen clients: no other row may influence training.
+    """
+    if not samples.table:
+        return samples, None
+    entries = taken[(owner[taken] < max(1, num_seen)) & (split[taken] == TRAIN)]
+    of_samples = entries if rows is None else rows[entries]
+    plan = learn(samples.table, samples.x, of_samples, owner[entries], samples.name)
+    x = plan.inputs(samples.table, samples.x)
+    return replace(samples, x=x, table=(), feature_names=plan.input_names), plan

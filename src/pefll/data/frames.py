@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pefll.core.arguments import listed, shown, text
-from pefll.core.errors import PefllError, first_line
-from pefll.core.wording import first_few
+from pefll.core.errors import PefllError, first_line, unknown
+from pefll.core.wording import argument, first_few
 from pefll.data.arrays import as_array, samples_from_arrays
+from pefll.data.columns import DATE, RawColumn, TablePlan, check_rules, read_column
+from pefll.data.columns import NUMBER as NUMBER_KIND
 from pefll.data.federation import Array, Samples
 from pefll.data.limits import NUMBER, OBJECT, check_growth
 
@@ -27,6 +30,52 @@ _CSV_CELL, _CSV_COLUMN = 25, 2_000
 _CHUNK = 1 << 20  # bytes
 
 
+ENCODINGS = ("auto", "none")
+
+
+class Use(NamedTuple):
+    """How the columns of a table are used.
+
+    Attributes:
+        features: names of the columns that are features, in order; empty for all other columns.
+        drop: names of columns that are left out.
+        treat: what a column is, by its name, where the values alone do not say so; see `columns.RULES`.
+        encode: "auto" to standardise numbers, to give categories an input per value, and to fill missing values; "none"
+            to take all columns as they are. Then they must hold numbers, and none may be missing.
+        time: name of the column that orders each client's samples, so that the last become test samples; or "".
+    """
+
+    features: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    treat: Mapping[str, str] = {}
+    encode: str = "auto"
+    time: str = ""
+
+
+AS_IT_IS = Use()
+
+
+def use_of(
+    features: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    treat: Mapping[str, str] | None = None,
+    encode: str = "auto",
+    time: str = "",
+) -> Use:
+    """Return how columns are used, after checks of a user's arguments."""
+    if text(encode, "encode", "auto") not in ENCODINGS:
+        raise unknown("encoding", encode, ENCODINGS)
+    if treat is not None and not isinstance(treat, Mapping):
+        raise PefllError(f"treat is {shown(treat)}; give a dictionary such as {{'joined': 'date'}}", "PEFLL-A580")
+    treat = {text(name, "a column"): text(rule, "a rule", "date") for name, rule in (treat or {}).items()}
+    if encode == "none" and treat:
+        raise PefllError(
+            f"{argument('treat')} is of no use with {argument('encode', 'none')}, which encodes nothing; choose one",
+            code="PEFLL-D599",
+        )
+    return Use(tuple(features), tuple(drop), treat, encode, text(time, "time"))
+
+
 def from_frame(
     frame: Any,
     label: str,
@@ -36,6 +85,7 @@ def from_frame(
     *,
     classes: int | None = None,
     name: str = "frame",
+    use: Use = AS_IT_IS,
 ) -> Samples:
     """Return samples from a table with one row per sample.
 
@@ -44,9 +94,10 @@ def from_frame(
         label: name of the column of labels.
         client: name of the column of clients, or None.
         split: name of the column with train, validation, test; None if the partition chooses the splits.
-        features: names of the columns of x, which hold numbers, in order; by default all other columns.
+        features: names of the columns of x, in order; by default those of `use`, or all other columns.
         classes: number of classes; by default the largest label + 1.
         name: name of the data, for errors and records.
+        use: how the columns are used.
     """
     label = text(label, "label", "y")
     client, split = (
@@ -58,17 +109,126 @@ def from_frame(
         features = [text(each, "a feature") for each in listed(features, "features", "['age', 'height']")]
     # Read labels first, so that a missing label column is reported before any error of the features.
     labels = column(frame, label, name)
-    chosen = feature_names(frame, (label, client, split), name) if features is None else tuple(features)
-    samples = samples_from_arrays(
-        feature_matrix(frame, chosen, name),
-        labels,
-        client=None if client is None else column(frame, client, name),
-        split=None if split is None else column(frame, split, name),
-        classes=classes,
-        name=name,
-        feature_names=chosen,
+    if features is not None and not features:
+        raise PefllError(f"{name}: there are no feature columns; name some", code="PEFLL-D158")
+    chosen = _chosen(frame, tuple(features or use.features), (label, client, split), use, name)
+    owner, splits = (None if each is None else column(frame, each, name) for each in (client, split))
+    time = order_of(column(frame, use.time, name), use.time, name) if use.time else None
+    if use.encode == "none":
+        x = feature_matrix(frame, chosen, name)
+        samples = samples_from_arrays(x, labels, owner, splits, classes, name, feature_names=chosen)
+    else:
+        samples = samples_of_columns(frame, chosen, use.treat, labels, owner, splits, classes=classes, name=name)
+    return replace(samples, label_column=label, client_column=client or "", time=time)
+
+
+def samples_of_columns(
+    frame: Any,
+    features: Sequence[str],
+    rules: Mapping[str, str],
+    y: Any,
+    client: Any = None,
+    split: Any = None,
+    *,
+    classes: int | None = None,
+    name: str = "frame",
+) -> Samples:
+    """Return samples with the raw values of a table's columns `features`, which a partition encodes."""
+    table, raw = raw_columns(frame, features, rules, name)
+    # These zeros take no memory. They stand for the table, whose missing values are no samples yet.
+    zeros = np.broadcast_to(np.float32(0), raw.shape)
+    samples = samples_from_arrays(zeros, y, client, split, classes, name, feature_names=features)
+    return replace(samples, x=raw, table=table)
+
+
+def _chosen(frame: Any, features: tuple[str, ...], kept: Sequence[str | None], use: Use, name: str) -> tuple[str, ...]:
+    """Return the names of the features; PefllError for names that cannot be features."""
+    there, special = columns(frame), [each for each in kept if each]
+    for each in use.drop:
+        if each not in there:
+            raise PefllError(
+                f"{name}: {argument('drop', each)} names no column; there are {_first_names(there)}: correct the name",
+                "PEFLL-D591",
+            )
+    for each in features:
+        if each in special:
+            raise PefllError(
+                f"{name}: {each!r} is the column of labels, clients or splits; it cannot be a feature: leave it out of "
+                f"{argument('features')}",
+                code="PEFLL-D592",
+            )
+        if each in use.drop:
+            raise PefllError(f"{name}: {each!r} is both a feature and to be dropped; choose one", code="PEFLL-D593")
+    if twice := [each for each, number in Counter(features).items() if number > 1]:
+        raise PefllError(f"{name}: {twice[0]!r} is named twice among the features; name it once", code="PEFLL-D594")
+    chosen = features or feature_names(frame, (*special, *use.drop, use.time), name)
+    check_rules(use.treat, chosen, name)
+    return chosen
+
+
+def raw_columns(
+    frame: Any, names: Sequence[str], rules: Mapping[str, str], where: str
+) -> tuple[tuple[RawColumn, ...], Array]:
+    """Return columns of a table as they are, and their values as float64 [N, columns] with NaN for missing ones."""
+    keys = _keys_by_name(frame)
+    x, found = None, []
+    for place, name in enumerate(names):
+        values = _column(frame, keys, name, where)
+        if not len(values):
+            raise PefllError(f"{where}: there are no samples, only the names of columns", code="PEFLL-D159")
+        if x is None:
+            x = np.empty((len(values), len(names)))
+        if len(values) != len(x):
+            raise _of_other_length(where, name, len(values), names[0], len(x))
+        one, x[:, place] = read_column(values, name, where, rules.get(name, ""))
+        found.append(one)
+    if x is None:
+        raise PefllError(f"{where}: there are no feature columns; name some", code="PEFLL-D158")
+    return tuple(found), x
+
+
+def _of_other_length(where: str, name: str, entries: int, first: str, others: int) -> PefllError:
+    return PefllError(
+        f"{where}: column {name!r} has {entries:,} entries, but {first!r} has {others:,}; they must be equal",
+        "PEFLL-D005",
     )
-    return replace(samples, label_column=label, client_column=client or "")
+
+
+def order_of(values: Array, what: str, where: str) -> Array:
+    """Return a column of times, given as dates or numbers, as float64 [N]; PefllError for missing times."""
+    is_number = values.dtype.kind in "uif"
+    times = read_column(values, what, where, rule=NUMBER_KIND if is_number else DATE)[1]
+    if np.isnan(times).any():
+        raise PefllError(
+            f"{where}: column {what!r} has no time in row {int(np.isnan(times).argmax()) + 1:,}, so its client's rows "
+            "have no order; fill it in, or leave the row out",
+            code="PEFLL-D595",
+        )
+    return times
+
+
+def inputs_of(frame: Any, features: Sequence[str], plan: TablePlan | None, name: str, *, tokens: bool = False) -> Array:
+    """Return the inputs of a trained model from a table's rows as they are, [N, inputs].
+
+    Args:
+        frame: the table. Columns that the model was not trained on are ignored.
+        features: names of the columns, in the order of the model; unused with a plan.
+        plan: what training did to each column, or None.
+        name: name of the table, for errors.
+        tokens: whether the columns hold tokens.
+    """
+    if plan is None:
+        return matrix_by_name(frame, features, name, tokens=tokens)
+    check_columns(frame, plan.names, name)
+    keys = _keys_by_name(frame)
+    found = {each: _column(frame, keys, each, name) for each in plan.names}
+    first = plan.names[0]
+    for each, values in found.items():
+        if len(values) != len(found[first]):
+            raise _of_other_length(name, each, len(values), first, len(found[first]))
+    if not len(found[first]):
+        raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
+    return plan.encode(found, name)
 
 
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:
@@ -96,9 +256,7 @@ def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, 
     for place, each in enumerate(features):
         values = _column(frame, keys, each, name)
         if len(values) != len(x):
-            raise PefllError(
-                f"{name}: column {each!r} has {len(values):,} entries, but {features[0]!r} has {len(x):,}", "PEFLL-D005"
-            )
+            raise _of_other_length(name, each, len(values), features[0], len(x))
         if values.dtype.kind not in "uif":
             raise PefllError(
                 f"{name}: column {each!r} does not hold numbers; turn it into numbers or leave it out",
@@ -123,6 +281,12 @@ def matrix_by_name(frame: Any, features: Sequence[str], name: str = "frame", *, 
 
     Other columns are ignored. Raise PefllError for missing or duplicate columns.
     """
+    check_columns(frame, features, name)
+    return feature_matrix(frame, features, name, tokens=tokens)
+
+
+def check_columns(frame: Any, features: Sequence[str], name: str) -> None:
+    """Raise PefllError if a table lacks a column that a model was trained on, or has it twice."""
     there = Counter(columns(frame))
     missing = [each for each in features if not there[each]]
     if missing:
@@ -137,7 +301,6 @@ def matrix_by_name(frame: Any, features: Sequence[str], name: str = "frame", *, 
             f"{name} has the column {first_few(map(repr, twice))} more than once; rename or drop one",
             code="PEFLL-M031",
         )
-    return feature_matrix(frame, features, name, tokens=tokens)
 
 
 def columns(frame: Any) -> list[str]:
@@ -186,7 +349,10 @@ def _keys_by_name(frame: Any) -> dict[str, Any]:
 def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
     if name not in keys:
         raise PefllError(f"{where}: there is no column {name!r}; there are {_first_names(keys)}", "PEFLL-M054")
-    values = as_array(frame[keys[name]], f"column {name!r}", where)
+    given = frame[keys[name]]
+    values = as_array(given, f"column {name!r}", where)
+    if values.dtype.kind == "U" and isinstance(given, list | tuple):
+        values = np.asarray(given, dtype=object)  # NumPy turned missing values among texts into the text "nan"
     if values.ndim != 1:
         reason = "there are several columns of that name" if values.ndim == 2 else "it holds no single values"
         raise PefllError(f"{where}: column {name!r} cannot be used: {reason}; give each its own name", "PEFLL-D006")
@@ -218,6 +384,12 @@ def read_frame(path: Path) -> Any:
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
         _check_csv(path, separator)
         return pandas.read_csv(path, sep=separator, low_memory=False)
+    except UnicodeDecodeError:
+        raise PefllError(
+            f"{path} is not UTF-8; if it is Latin-1, as older spreadsheets write it, convert it: "
+            f"iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > utf8.csv",
+            code="PEFLL-D597",
+        ) from None
     except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError, csv.Error) as error:
         reason = first_line(error).strip()
         raise PefllError(f"{path} cannot be read as {what}: {reason}; save it again", code="PEFLL-D163") from None
@@ -226,6 +398,16 @@ def read_frame(path: Path) -> Any:
 def _check_csv(path: Path, separator: str) -> None:
     """Raise PefllError for a CSV that needs too much memory: pandas fills short lines up to the full width."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as text_file:
+        heading = text_file.readline(1 << 20)
+        other = next((mark for mark in ";\t|" if mark in heading and separator not in heading), "")
+        if other and separator == ",":
+            raise PefllError(
+                f"{path} separates its cells by {other!r}, not by commas; save it with commas, for example: "
+                f"pandas.read_csv({path.name!r}, sep={other!r}).to_csv('commas.csv', index=False), adding decimal=',' "
+                "if numbers have decimal commas",
+                code="PEFLL-D596",
+            )
+        text_file.seek(0)
         filled = (row for row in csv.reader(text_file, delimiter=separator) if len(row) > 1 or "".join(row).strip())
         # If the first line of values is longer than the line of names, pandas adds columns.
         width = max((len(row) for row in islice(filled, 2)), default=0)

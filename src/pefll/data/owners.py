@@ -11,6 +11,7 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, similar
 from pefll.data import frames
 from pefll.data.arrays import as_array, owners_of
+from pefll.data.columns import TablePlan, encoded
 from pefll.data.federation import Array
 
 Name = int | str
@@ -33,6 +34,7 @@ class Columns(NamedTuple):
     features: Sequence[str]  # columns of x, in order; empty for all columns but labels, clients and split
     label: str  # column of labels; the table may lack it
     client: str  # column of clients
+    plan: TablePlan | None = None  # what training did to the features
 
 
 def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
@@ -61,8 +63,9 @@ def from_frame(
         raise no_clients(name, f"column {columns.client!r}")
     if y is None and columns.label in frames.columns(frame):
         y = frames.column(frame, columns.label, name)
-    x = frames.matrix_by_name(frame, features_in(frame, columns, name), name, tokens=tokens)
-    return by_client(x, y, client, name)
+    x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens)
+    owned = by_client(x, y, client, name)
+    return [each._replace(x=encoded(each.x)) for each in owned] if columns.plan else owned
 
 
 def names_of_owners(client: str, features: Sequence[str], *, named: bool = False) -> tuple[str, ...]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from pefll.core.arguments import listed, plain, share, shown, whole_number
 from pefll.core.arguments import number as any_number
-from pefll.core.arguments import share, shown, whole_number
 from pefll.core.errors import PefllError
 from pefll.core.randomness import generator
-from pefll.core.wording import counted, first_few
+from pefll.core.wording import argument, counted, first_few
 from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
 
 _FEW = 10_000  # this many clients always fit into memory; later checks explain a lack of samples better
@@ -144,11 +146,13 @@ def natural(
     validation: float = 0.1,
     test: float = 0.2,
     clients: int | None = None,
+    unseen_clients: Sequence[int | str] = (),
 ) -> Federation:
     """Return a federation of the clients that the data names.
 
     Clients are in random order. The last ones are unseen, so they are a random choice. Splits of the data are kept. If
-    validation or test is missing, it is drawn from each client's training samples, of which at least one remains.
+    validation or test is missing, it is drawn from each client's training samples, of which at least one remains. If
+    samples have a time, the last ones are drawn, not random ones.
 
     Args:
         samples: samples that have `client`.
@@ -157,6 +161,7 @@ def natural(
         validation: fraction of each client's training samples that become validation samples.
         test: fraction of each client's samples that become test samples, if the data is not split.
         clients: number of clients to take, chosen at random; by default all.
+        unseen_clients: the clients that never take part in training, by their names in the data; they replace `unseen`.
     """
     check_is_samples(samples)
     seed = whole_number(seed, "seed", 0)
@@ -169,7 +174,10 @@ def natural(
     random = generator(seed, "partition/natural")
     number = _number_clients(samples, samples.client, clients, random)
     total = int(number.max()) + 1
-    num_seen = _num_seen(total, unseen)
+    if named := names_of_clients(unseen_clients):
+        number, num_seen = _named_last(samples, number, named)
+    else:
+        num_seen = _num_seen(total, unseen)
 
     rows = np.flatnonzero(number[samples.client] >= 0) if int(number.min()) < 0 else None
     owner = number[samples.client if rows is None else samples.client[rows]]
@@ -182,7 +190,9 @@ def natural(
         key += kind.astype(np.uint8)
     count = np.bincount(key.view(np.int64), minlength=3 * total).reshape(total, 3)
     key <<= np.uint64(32)
-    key |= random.integers(0, 1 << 32, size=len(key), dtype=np.uint32)
+    # These draws are made for samples with a time, too, so that a time does not change other random numbers.
+    bits = random.integers(0, 1 << 32, size=len(key), dtype=np.uint32)
+    key |= bits if samples.time is None else _ranks(samples, rows)
     order = np.argsort(key, kind="stable")
     del key
     _check_training(count, samples, number)
@@ -197,6 +207,144 @@ def natural(
     if samples.client_names:
         return replace(made, names=tuple(samples.client_names[client] for client in who.tolist()))
     return replace(made, keys=who if samples.client_keys is None else samples.client_keys[who])
+
+
+def by_indices(
+    samples: Samples,
+    clients: Sequence[Any] | Mapping[int | str, Any],
+    seed: int = 0,
+    unseen: float = 0.1,
+    unseen_clients: Sequence[int | str] = (),
+    validation: float = 0.1,
+    test: float = 0.2,
+) -> Federation:
+    """Return a federation in which each client has the samples of its own list of indices.
+
+    Args:
+        samples: the samples that the indices count.
+        clients: for each client an array of indices, or a dictionary with indices for "train", and maybe for
+            "validation" and "test". A list numbers the clients, a dictionary names them. No sample may be there twice.
+        seed: seed of all random draws.
+        unseen: fraction of clients, chosen at random, that never take part in training.
+        unseen_clients: the clients that never take part in training, by name or number; they replace `unseen`.
+        validation: see `natural`; for clients without "validation".
+        test: see `natural`; used if no client names splits.
+    """
+    check_is_samples(samples)
+    if isinstance(clients, Mapping):
+        names, members = [str(name) for name in clients], list(clients.values())
+    else:
+        names, members = [], listed(clients, "clients", "[[0, 1], [2, 3]]")
+    owner = np.full(len(samples.y), -1, dtype=np.int64)
+    split = np.zeros(len(samples.y), dtype=np.int8)
+    has_splits = any(isinstance(each, Mapping) for each in members)
+    for number, each in enumerate(members):
+        name = names[number] if names else str(number)
+        for word, indices in (each if isinstance(each, Mapping) else {"train": each}).items():
+            if word not in SPLITS:
+                raise PefllError(
+                    f"client {name} has indices for {shown(word)}; splits are {', '.join(SPLITS)}", code="PEFLL-D607"
+                )
+            rows = _indices(indices, name, len(owner))
+            if (taken := owner[rows] >= 0).any() or len(np.unique(rows)) < len(rows):
+                twice = rows[taken][0] if taken.any() else np.flatnonzero(np.bincount(rows) > 1)[0]
+                raise PefllError(
+                    f"{samples.name}: the index {int(twice)} of client {name} is there twice; give each sample to one "
+                    "client and one split",
+                    code="PEFLL-D608",
+                )
+            owner[rows], split[rows] = number, SPLITS.index(word)
+    used = np.flatnonzero(owner >= 0)
+    empty = np.flatnonzero(np.bincount(owner[used], minlength=len(members)) == 0)
+    if len(empty) or not len(members):
+        who = names[empty[0]] if names else str(empty[0]) if len(empty) else "0"
+        raise PefllError(f"{samples.name}: client {who} has no indices; leave it out, or give it some", "PEFLL-D609")
+    arrays = {name: getattr(samples, name)[used] for name in ("x", "y")}
+    time = samples.time if samples.time is None else samples.time[used]
+    own = replace(
+        samples,
+        **arrays,
+        time=time,
+        client=owner[used],
+        client_names=tuple(names),
+        client_keys=None,
+        split=split[used] if has_splits else None,
+    )
+    made = natural(own, seed, unseen, validation, test, unseen_clients=unseen_clients)
+    return replace(made, partition="by indices")
+
+
+def _indices(indices: Any, client: str, total: int) -> Array:
+    """Return a client's indices as int64 [n]; PefllError for values that are no indices of samples."""
+    try:
+        rows = np.asarray(indices)
+    except ValueError:
+        rows = np.empty((0, 0))
+    if rows.size == 0 and rows.ndim == 1:
+        return np.empty(0, dtype=np.int64)
+    if rows.ndim != 1 or rows.dtype.kind not in "ui":
+        raise PefllError(
+            f"the indices of client {client} are {shown(indices)}; give whole numbers, for example [0, 5, 7]",
+            code="PEFLL-D610",
+        )
+    if int(rows.min()) < 0 or int(rows.max()) >= total:
+        beyond = int(rows.max()) if int(rows.max()) >= total else int(rows.min())
+        raise PefllError(
+            f"client {client} has the index {beyond:,}, but there are {counted(total, 'sample')}, 0 to {total - 1:,}; "
+            "correct it",
+            code="PEFLL-D611",
+        )
+    return rows.astype(np.int64)
+
+
+def _ranks(samples: Samples, rows: Array | None) -> Array:
+    """Return the rank of each sample's time, uint32 [N]; equal times have equal ranks."""
+    assert samples.time is not None
+    if samples.split is not None:
+        raise PefllError(
+            f"{samples.name} has splits and also a column of times; leave one of them out", code="PEFLL-D603"
+        )
+    time = samples.time if rows is None else samples.time[rows]
+    ranks: Array = np.unique(time, return_inverse=True)[1].reshape(-1).astype(np.uint32)
+    return ranks
+
+
+def names_of_clients(given: Sequence[int | str]) -> list[str]:
+    """Return the names of a user's list of clients."""
+    names = [plain(each) for each in listed(given, argument("unseen_clients"), "['ann', 'bob']")]
+    for each in names:
+        if isinstance(each, bool) or not isinstance(each, int | str):
+            raise PefllError(
+                f"{argument('unseen_clients')} has {shown(each)}; name clients by texts or whole numbers",
+                code="PEFLL-A584",
+            )
+    return [str(each) for each in names]
+
+
+def _named_last(samples: Samples, number: Array, names: Sequence[str]) -> tuple[Array, int]:
+    """Return the clients' numbers with the named clients last, and the number of the others."""
+    there = {samples.name_of(client): client for client in np.flatnonzero(number >= 0).tolist()}
+    strange = [name for name in dict.fromkeys(names) if name not in there]
+    if strange:
+        raise PefllError(
+            f"{samples.name}: there is no client {first_few(map(repr, strange))}; there are {first_few(there)}: "
+            f"correct {argument('unseen_clients')}",
+            code="PEFLL-D604",
+        )
+    named = np.zeros(len(number), dtype=bool)
+    named[[there[name] for name in names]] = True
+    # The order of the numbers is kept within the seen clients and within the unseen ones.
+    chosen = np.flatnonzero(number >= 0)
+    order = chosen[np.lexsort((number[chosen], named[chosen]))]
+    moved = np.full(len(number), -1, dtype=np.int32)
+    moved[order] = np.arange(len(order), dtype=np.int32)
+    num_seen = len(order) - int(named.sum())
+    if num_seen < 1:
+        raise PefllError(
+            f"{samples.name}: {argument('unseen_clients')} names all clients, so none is left for training; name fewer",
+            code="PEFLL-D605",
+        )
+    return moved, num_seen
 
 
 def _number_clients(samples: Samples, client: Array, wanted: int | None, random: np.random.Generator) -> Array:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pefll.core.wording import first_few
-from pefll.data.federation import TRAIN, Federation, feature_called
+from pefll.data.federation import TRAIN, Array, Federation, feature_called
 
 # A client's range in a column is the largest distance of its values from the column's median. Warn if a range is this
 # many times the median client's. Incomes differ by a factor of 100; wrong units, or 1e10 for "missing", by more.
@@ -43,8 +43,13 @@ def out_of_proportion(federation: Federation) -> list[str]:
 def _warnings(federation: Federation) -> list[str]:
     if federation.tokens or not federation.x.dtype.is_floating_point or not len(federation.rows):
         return []
-    x = federation.x.cpu().numpy().reshape(len(federation.x), -1)
-    largest = np.maximum(x.max(axis=0), -x.min(axis=0))
+    # Inputs made from a table are standardised, so its raw values are looked at, if any is large. They are freed then.
+    raw = federation._raw.pop("x", None)
+    if federation.table and raw is None:
+        return []
+    x = federation.x.cpu().numpy().reshape(len(federation.x), -1) if raw is None else raw
+    names = tuple(each.name for each in federation.table.columns) if federation.table else federation.feature_names
+    largest = np.fmax(np.fmax.reduce(x, axis=0), -np.fmin.reduce(x, axis=0))  # ignoring missing values
     suspects = np.flatnonzero(largest > OUT_OF_PROPORTION * ORDINARY)
     if not len(suspects):
         return []
@@ -56,15 +61,16 @@ def _warnings(federation: Federation) -> list[str]:
     unscaled: list[str] = []
     for column in suspects.tolist():
         values = x[rows, column].astype(np.float64)
+        values = values if federation.table is None else _filled(values)
         middle = float(np.median(values[:: max(1, len(values) // _SAMPLES)]))
         reach = np.maximum.reduceat(np.abs(values - middle), starts)
         usual = max(float(np.median(reach)), ORDINARY)
         far = np.flatnonzero(reach > OUT_OF_PROPORTION * usual) if len(count) > 2 else starts[:0]
-        called = feature_called(column, federation.input_shape, federation.feature_names)
+        called = feature_called(column, federation.input_shape, names)
         for client in far.tolist():
             own = values[starts[client] : starts[client] + count[client]]
             far_off.append(Odd(reach[client] / usual, client, f"{called} from {own.min():.3g} to {own.max():.3g}"))
-        if not len(far) and abs(middle) + usual > UNSCALED:
+        if federation.table is None and not len(far) and abs(middle) + usual > UNSCALED:
             unscaled.append(f"{called} from {values.min():.3g} to {values.max():.3g}")
     warnings = []
     if far_off:
@@ -83,3 +89,8 @@ def _warnings(federation: Federation) -> list[str]:
             "training ignores the others"
         )
     return warnings
+
+
+def _filled(values: Array) -> Array:
+    """Return a column with its median in place of missing values."""
+    return np.where(np.isnan(values), np.nanmedian(values) if np.isfinite(values).any() else 0.0, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
+from pefll.data.frames import AS_IT_IS, Use
 from pefll.data.normalise import with_channel_stats
-from pefll.data.partition import by_class, check_is_samples, dirichlet, natural
+from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
 
@@ -122,6 +123,7 @@ def load_samples(
     *,
     label: str = user_files.LABEL,
     client: str = user_files.CLIENT,
+    use: Use = AS_IT_IS,
 ) -> Samples:
     """Return the samples of a named data set, or those in a user's file or folder.
 
@@ -131,6 +133,7 @@ def load_samples(
         report: is called with a sentence before slow steps.
         label: name of the column or array of labels in a user's file.
         client: name of the column or array of clients in a user's file; the default name may be absent.
+        use: how the columns of a user's table are used.
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
     label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)
@@ -139,9 +142,10 @@ def load_samples(
         path = as_path(name_or_path, "the data set's name or path").expanduser()
         # A single word is a misspelt name of a data set. Everything else is a path.
         if path.exists() or path.suffix or len(path.parts) > 1:
-            return user_files.load(path, data_dir, report, label=label, client=client)
+            return user_files.load(path, data_dir, report, label=label, client=client, use=use)
         raise unknown("data set", str(name_or_path), DATASETS)
     user_files.refuse_columns(source.name, label, client)
+    user_files.refuse_use(use, source.name)
     found = source.found(data_dir)
     if not found:
         return source.load(data_dir)
@@ -149,7 +153,13 @@ def load_samples(
 
 
 def make_federation(
-    samples: Samples, *, partition: str, clients: int | None, seed: int = 0, unseen: float = 0.1
+    samples: Samples,
+    *,
+    partition: str,
+    clients: int | None,
+    seed: int = 0,
+    unseen: float = 0.1,
+    unseen_clients: Sequence[int | str] = (),
 ) -> Federation:
     """Return a federation with the given partition of samples among clients.
 
@@ -159,11 +169,19 @@ def make_federation(
         clients: number of clients; with 'natural', they are chosen at random, and None takes all.
         seed: seed of all random draws.
         unseen: fraction of clients that never take part in training.
+        unseen_clients: names of the clients that never take part in training, which replace `unseen`; with 'natural'.
     """
     check_is_samples(samples)
     kind, numbers = _parse(partition)
     if kind == "natural":
-        return with_channel_stats(natural(samples, seed, unseen=unseen, clients=clients))
+        return with_channel_stats(natural(samples, seed, unseen=unseen, clients=clients, unseen_clients=unseen_clients))
+    if (named := names_of_clients(unseen_clients)) or samples.time is not None:
+        given = argument("unseen_clients") if named else argument("time", option="--time-column")
+        raise PefllError(
+            f"{given} is for the clients of the data, but {partition!r} makes other clients; leave it out, or use "
+            f"{argument('partition', 'natural')}",
+            code="PEFLL-D606",
+        )
     if clients is None:
         raise PefllError(
             f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}", code="PEFLL-D206"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from stat import S_ISDIR
@@ -16,7 +17,9 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
+from pefll.data.columns import TablePlan, encoded
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
+from pefll.data.frames import AS_IT_IS, Use
 from pefll.data.normalise import with_channel_stats
 from pefll.data.npz import names_in, read_npz
 from pefll.data.owners import CLIENT as CLIENT
@@ -31,6 +34,7 @@ from pefll.data.owners import (
     refuse_similar,
 )
 from pefll.data.partition import natural
+from pefll.data.selecting import selected
 
 # Default names of columns. A file may lack columns with default names. A name that a user gives must exist.
 LABEL, SPLIT = "label", "split"
@@ -38,7 +42,13 @@ _NPZ_LABEL = "y"  # default name in .npz files; LABEL is tried next
 
 
 def read_samples(
-    path: Path | str, *, label: str = LABEL, client: str = CLIENT, split: str = SPLIT, classes: int | None = None
+    path: Path | str,
+    *,
+    label: str = LABEL,
+    client: str = CLIENT,
+    split: str = SPLIT,
+    classes: int | None = None,
+    use: Use = AS_IT_IS,
 ) -> Samples:
     """Return the samples in a user's file or folder.
 
@@ -48,12 +58,15 @@ def read_samples(
         client: name of the column or array of clients; the default name may be absent.
         split: name of the column or array with train, validation, test; it may be absent.
         classes: number of classes; by default the largest label + 1.
+        use: how the columns of a table are used.
     """
     path = arguments.path(path).expanduser()
     label, client, split = (
         arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, SPLIT))
     )
     kind = _kind(path)
+    if kind != "table":
+        refuse_use(use, path.name)
     if kind == "folder":
         refuse_columns(path.name, label, client)
         return folders.from_folder(path, classes)
@@ -78,9 +91,11 @@ def read_samples(
         frame,
         label,
         client if client in names else None,
-        split if split in names else None,
+        # Rows cannot be split both by a column and by time. A column of the default name may be older than the wish.
+        split if split in names and split not in use.drop else None,
         classes=classes,
         name=path.stem,
+        use=use,
     )
 
 
@@ -91,6 +106,7 @@ def load(
     *,
     label: str = LABEL,
     client: str = CLIENT,
+    use: Use = AS_IT_IS,
 ) -> Samples:
     """Return the samples of `read_samples`, from the cache in the data folder if the file has not changed.
 
@@ -98,22 +114,39 @@ def load(
     """
     path = Path(path).expanduser()
     if _kind(path) == "npz":  # a cached copy would be no faster
-        return read_samples(path, label=label, client=client)
+        return read_samples(path, label=label, client=client, use=use)
     place = str(path.resolve())
     state = state_of(path)
 
     def build() -> Samples:
         cache.discard_orphans(data_dir)
-        return read_samples(path, label=label, client=client)
+        return read_samples(path, label=label, client=client, use=use)
 
     return cache.cached(
         f"own-{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}",
         data_dir,
-        {"path": place, "state": state, "label": label, "client": client},
+        {"path": place, "state": state, "label": label, "client": client, "use": _as_json(use)},
         build,
         report,
         what=str(path),
     )
+
+
+def _as_json(use: Use) -> list[Any]:
+    """Return how columns are used, as JSON values."""
+    return [list(use.features), list(use.drop), dict(use.treat), use.encode, use.time]
+
+
+def refuse_use(use: Use, name: str) -> None:
+    """Raise PefllError if a user said how to use the columns of data that is no table."""
+    for what, given in (
+        (argument("features"), use.features),
+        (argument("drop"), use.drop),
+        (argument("treat"), use.treat),
+        (argument("time", option="--time-column"), use.time),
+    ):
+        if given:
+            raise PefllError(f"{name} is no table; omit {what}, which is about columns of tables", "PEFLL-D598")
 
 
 def state_of(path: Path) -> str | list[int]:
@@ -140,6 +173,7 @@ def read_client(
     alone: bool = False,
     instead: str = "",
     client_named: bool = False,
+    plan: TablePlan | None = None,
 ) -> tuple[Array, Array | None]:
     """Return one client's samples: x [N, ...] as returned by `inputs`, and y int64 [N], or None without labels.
 
@@ -154,7 +188,9 @@ def read_client(
         alone: whether to raise PefllError for a file with samples of several clients.
         instead: end of that error: what else a user can do with such a file.
         client_named: whether the user gave the name `client`; then it must exist.
+        plan: what training did to the columns of a table, which replaces `features`; or None.
     """
+    features = list(plan.names if plan else features)
     path = Path(path).expanduser()
     kind = _kind(path, "class")
     x: Any
@@ -170,7 +206,8 @@ def read_client(
         named = (*(() if label == LABEL else (label,)), *((client,) if client_named else ()))
         of_labels = _npz_label(path, label)
         arrays = read_npz(path, needed=("x", *named), optional=(of_labels, *candidates))
-        x, y = arrays["x"], arrays.get(of_labels)
+        x = arrays["x"] if plan is None else plan.encode_array(arrays["x"], path.name)
+        y = arrays.get(of_labels)
         owned = next(((each, arrays[each]) for each in candidates if each in arrays), None)
         if owned is None:
             refuse_similar(candidates, names_in(path), ("x", label, of_labels), path.name)
@@ -182,8 +219,8 @@ def read_client(
             raise _no_client_column(path, client, names)
         owned = find_owners(frame, candidates if features else (client,), (*features, label), path.name)
         y = frames.column(frame, label, path.name) if label in names else None
-        chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
-        x = frames.matrix_by_name(frame, chosen, path.name, tokens=tokens)
+        chosen = features or frames.feature_names(frame, (label, client, split), path.name)
+        x = frames.inputs_of(frame, chosen, plan, path.name, tokens=tokens)
     if alone and owned is not None:
         column, values = owned
         count = number_of_clients(values, column, path.name)
@@ -193,7 +230,9 @@ def read_client(
     x = inputs(x, path.name, tokens=tokens)
     some = np.zeros(len(x), dtype=np.int64) if labels is None else labels
     classes = max(1, int(some.max(initial=0)) + 1)
-    return samples_from_arrays(x, some, classes=classes, name=path.name, tokens=tokens).x, labels
+    called = plan.input_names if plan else ()
+    plain = samples_from_arrays(x, some, classes=classes, name=path.name, tokens=tokens, feature_names=called)
+    return encoded(plain.x) if plan else plain.x, labels
 
 
 def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:
@@ -227,6 +266,7 @@ def read_member(
     normalise: Normalise | None = None,
     tokens: bool = False,
     seed: int = 0,
+    plan: TablePlan | None = None,
 ) -> Federation:
     """Return a federation with one client, which takes part in the training of a real federation.
 
@@ -240,10 +280,11 @@ def read_member(
         normalise: channel statistics that all clients use for uint8 pixels.
         tokens: whether x holds tokens.
         seed: seed of the random splits.
+        plan: as for `read_client`.
     """
     path = Path(path).expanduser()
     x, y = read_client(
-        path, label=label, split=split, features=features, class_names=class_names, tokens=tokens, alone=True
+        path, label=label, split=split, features=features, class_names=class_names, tokens=tokens, alone=True, plan=plan
     )
     if y is None:
         raise PefllError(f"{path} has no labels; add them, since training needs them", code="PEFLL-D180")
@@ -345,16 +386,56 @@ def federation_from_frame(
     *,
     split: str | None = None,
     features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    treat: Mapping[str, str] | None = None,
+    missing: str = "impute",
+    encode: str = "auto",
+    min_samples: int = 1,
+    time: str | None = None,
     unseen: float = 0.1,
+    unseen_clients: Sequence[int | str] = (),
     validation: float = 0.1,
     test: float = 0.2,
     seed: int = 0,
     classes: int | None = None,
     name: str = "frame",
 ) -> Federation:
-    """Return a federation of the clients in a table; see `from_frame` and `federation_from_arrays`."""
-    samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name)
-    return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
+    """Return a federation of the clients in a table.
+
+    Numbers are standardised, categories get an input per value, and missing values are filled. All this is learned
+    from training rows of seen clients, and is stored with each run and model: `federation.table`.
+
+    Args:
+        frame: a pandas or polars data frame, a pyarrow table, or a dictionary of columns, with a row per sample.
+        label: name of the column of labels.
+        client: name of the column of clients.
+        split: name of the column with train, validation, test; None to split each client's rows at random.
+        features: names of the columns that are features, in order; by default all others.
+        drop: names of columns that are not used.
+        treat: rules for columns, by their names: "number", "category", "date" (days, a trend), "calendar" (time of the
+            year, the week and the day), or "text" (counts of words). Dates and long texts need one.
+        missing: "impute" fills missing values and marks them, "drop" leaves such rows out, "refuse" is an error.
+        encode: "auto", or "none" to use numbers as they are.
+        min_samples: clients with fewer rows are left out.
+        time: name of a column of dates or numbers: each client's last rows become its test samples, and those before
+            them its validation samples.
+        unseen: fraction of clients that never take part in training.
+        unseen_clients: the clients that never take part in training, by name; they replace `unseen`.
+        validation: fraction of each client's training rows that become validation samples.
+        test: fraction of each client's rows that become test samples, without `split`.
+        seed: seed of the random splits and of the order of clients.
+        classes: number of classes; by default the largest label + 1.
+        name: name of the data.
+    """
+    dropped = [arguments.text(each, "drop") for each in arguments.listed(drop, "drop", "['note']")]
+    use = frames.use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time)
+    samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name, use=use)
+    samples, notes = selected(samples, missing, min_samples)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return with_channel_stats(
+        natural(samples, seed, unseen=unseen, validation=validation, test=test, unseen_clients=unseen_clients)
+    )
 
 
 def _kind(path: Path, layout: str = "client/class") -> str:

@@ -58,6 +58,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
         tokens=agreed.tokens,
         class_names=agreed.class_names,
         feature_names=agreed.feature_names,
+        table=agreed.table,
         num_clients=agreed.num_clients,
         dataset=agreed.dataset,
         neighbours=module.settings if isinstance(module, NeighbourModel) else None,

@@ -23,7 +23,7 @@ from pefll.engines.round_plan import UNIFORM, RoundPlan
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training import fitting, run
-from pefll.training.resolve import plan_of
+from pefll.training.resolve import round_plan_of
 from pefll.training.run import Run
 
 Report = Callable[[str], None]
@@ -141,7 +141,7 @@ def _engine(grid: Any, plan: Plan, report: Report, template: Tree | None, c: int
 
 def round_plan(plan: Plan) -> RoundPlan:
     """Return the sampling and the schedules of a federation's rounds."""
-    return plan_of(config_of(plan), plan.agreement.build())
+    return round_plan_of(config_of(plan), plan.agreement.build())
 
 
 def cohort_size(plan: Plan) -> int:

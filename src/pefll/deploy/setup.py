@@ -12,7 +12,7 @@ from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
 from pefll.data import CLIENT, LABEL, Normalise, load_samples, natural, with_channel_stats
-from pefll.data.federation import Samples
+from pefll.data.federation import Federation, Samples
 from pefll.deploy.plan import check_names
 from pefll.engines.flower.client.policy import MIN_SAMPLES
 from pefll.engines.flower.protocol.agreement import Agreement
@@ -71,18 +71,21 @@ def agreement_like(
         settings[name.strip()] = value.strip()
     allow(method, model, *settings.values())
     samples = load_samples(like, data_dir, label=label, client=client)
+    # Clients cannot learn together what to do to the columns of a table, so the example's rows decide.
+    example = _one_client(samples)
     agreed = Agreement(
         method=method,
         settings=typed_settings(method, settings),
-        model=resolve_model(model, tuple(samples.x.shape[1:]), samples.tokens),
-        input_shape=tuple(samples.x.shape[1:]),
+        model=resolve_model(model, example.input_shape, samples.tokens),
+        input_shape=example.input_shape,
         classes=samples.classes,
         num_clients=num_clients,
         seed=seed,
         tokens=samples.tokens,
-        normalise=statistics(samples),
+        normalise=example.normalise,
         class_names=samples.class_names,
-        feature_names=samples.feature_names,
+        feature_names=example.feature_names,
+        table=example.table.to_json() if example.table else None,
         dataset=samples.name,
     )
     agreed.build()  # raises PefllError for wrong settings, before any file is written
@@ -130,7 +133,10 @@ def _descriptor(agreed: Agreement) -> tuple[int, int]:
 
 def statistics(samples: Samples) -> Normalise | None:
     """Return the channel statistics of an example's training samples; None if the samples are not images."""
-    if samples.normalise is not None:
-        return samples.normalise
+    return samples.normalise or _one_client(samples).normalise
+
+
+def _one_client(samples: Samples) -> Federation:
+    """Return the samples as those of one client, with the statistics of its training samples."""
     alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=())
-    return with_channel_stats(natural(alone, 0, unseen=0.0)).normalise
+    return with_channel_stats(natural(alone, 0, unseen=0.0))

@@ -95,6 +95,8 @@ def join_members(plan: Plan, members: list[Federation]) -> Federation:
         num_seen=len(members),
         name=agreed.dataset,
         partition="their own",
+        feature_names=agreed.feature_names,
+        table=agreed.plan,
         keys=None,
         names=plan.names,
     )

@@ -40,6 +40,8 @@ class ModelSpec:
     probe: list[list[float | None]] | None = field(default=None, repr=False)
     neighbours: dict[str, Any] | None = None  # settings of a `NeighbourModel`
     networks: dict[str, list[float]] | None = None  # probes of a user's own embedding network and hypernetwork
+    # What was done to each column of a table, see `data.columns.TablePlan`. `data.columns.plan_of` checks and reads it.
+    table: dict[str, Any] | None = field(default=None, repr=False)
     made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
 
     def to_json(self) -> dict[str, Any]:
@@ -178,9 +180,14 @@ def _is_neighbours(value: Any, classes: int) -> bool:
     return fits and 0 <= weight <= 1.001 and scale > 0  # the weight may be rounded in float32
 
 
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 _OTHER_CHECKS = {
     **dict.fromkeys(("label_column", "client_column", "dataset", "made_from"), _is_text),
     **dict.fromkeys(("num_clients", "weights"), _is_size),
     "probe": _is_probe,
     "networks": _are_networks,
+    "table": _is_table,
 }

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
-from pefll.runs.config import MAY_CHANGE, read_settings
+from pefll.runs.config import MAY_CHANGE, OF_TABLES, Config, read_settings
 from pefll.runs.record import GROUPS, RunFolder
 
 Array = npt.NDArray[Any]
@@ -181,7 +181,10 @@ def same_data(run: StoredRun, other: StoredRun) -> bool:
         return True
     if all(fingerprints) and run.value("seed") == other.value("seed"):
         return False
-    return all(run.config.get(key) == other.config.get(key) for key in _DATA)
+    same = all(run.config.get(key) == other.config.get(key) for key in _DATA)
+    # Runs of earlier versions lack these settings, which then had the default.
+    defaults = {each.name: each.default for each in fields(Config) if each.name in OF_TABLES and each.name != "encode"}
+    return same and all(run.config.get(key, usual) == other.config.get(key, usual) for key, usual in defaults.items())
 
 
 def describe_data(run: StoredRun) -> str:

@@ -17,7 +17,7 @@ from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
 from pefll.report.plots import FORMATS, curves, descriptor_map
 from pefll.report.runs import StoredRun, different_data, names_of, read_runs
-from pefll.report.table import costs_table, grouped_table, runs_table
+from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder
 
@@ -53,7 +53,9 @@ def show(
     for run in runs:
         if age := run.folder.note_of_age():
             say(console, age)
-    for table in (runs_table(runs), grouped_table(runs), costs_table(runs)):
+    # Seeds of one run have the same columns, and several runs would fill the screen.
+    columns = columns_table(runs[0]) if len({run.folder.path.parent for run in runs}) == 1 else None
+    for table in (runs_table(runs), grouped_table(runs), costs_table(runs), columns):
         if table is not None:
             console.print(table)
             console.print()

@@ -40,6 +40,25 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
     return table
 
 
+def columns_table(run: StoredRun) -> Table | None:
+    """Return a table of what was done to each column of a run's data; None if the data was no table."""
+    rows = run.folder.columns()
+    if not rows:
+        return None
+    table = new_table(f"Columns of {run.name}")
+    for heading in ("column", "kind"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("inputs", justify="right")
+    table.add_column("missing", justify="right")
+    table.add_column("what is done", overflow="fold")
+    for row in rows:
+        missing = number(row.get("missing"))
+        share = MISSING if missing is None else f"{100 * missing:.1f}%"
+        texts = [str(row.get(key, MISSING)) for key in ("column", "kind", "inputs", "done")]
+        _add_row(table, texts[0], texts[1], texts[2], share, texts[3])
+    return table
+
+
 def costs_table(runs: Sequence[StoredRun]) -> Table:
     """Return a table of the data and the cost of each run."""
     table = new_table("Data and cost")

@@ -19,7 +19,7 @@ from pefll.runs.checksums import read_first_line, with_first_line
 PRECISIONS = ("auto", "float32", "tf32", "bf16", "float64")
 ENGINES = ("auto", "serial", "vector", "flower")
 # Settings that may differ when a run is resumed: they change where, how fast and how long it runs. Another engine or
-# device changes results only by rounding.
+# device changes results only by rounding. Whether a table was encoded shows in `data_sha256`.
 MAY_CHANGE = {
     "rounds",
     "data_dir",
@@ -28,11 +28,18 @@ MAY_CHANGE = {
     "processes",
     "checkpoint_every",
     "checkpoint_minutes",
+    "encode",
     "data_sha256",
 }
 
 # At 0.1 ms per round this takes three years.
 MOST_ROUNDS = 10**12
+
+# Settings that files of earlier versions lack, where the default would mean something else: columns were not encoded.
+EARLIER = {"encode": "none"}
+
+# Settings that say how a table becomes a federation.
+OF_TABLES = ("features", "drop", "treat", "encode", "missing", "min_samples", "time_column", "unseen_clients")
 
 # Settings that `Config.command` leaves out, because they depend on the machine.
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "checkpoint_minutes", "data_sha256"}
@@ -72,6 +79,15 @@ class Config:
         checkpoint_minutes: a checkpoint is also written if the last one is older than this.
         label: a table's column of labels, or an array in an .npz. In an .npz, "label" means the array y.
         client_column: a table's column of clients, or an array in an .npz.
+        features: a table's columns that are features, with commas between them; "" for all others.
+        drop: a table's columns that are not used, with commas between them.
+        treat: rules for a table's columns, such as "joined=date,zip=category".
+        encode: auto, or none to take a table's columns as they are.
+        missing: what to do with missing values in a table: impute, drop or refuse.
+        min_samples: clients with fewer samples are left out.
+        time_column: a table's column that orders each client's samples, so that the last are for the test.
+        unseen_clients: names of the clients that never take part in training, with commas between them; "" for a
+            random share `unseen`.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.
     """
 
@@ -99,6 +115,14 @@ class Config:
     checkpoint_minutes: float = 5.0
     label: str = "label"
     client_column: str = "client"
+    features: str = ""
+    drop: str = ""
+    treat: str = ""
+    encode: str = "auto"
+    missing: str = "impute"
+    min_samples: int = 1
+    time_column: str = ""
+    unseen_clients: str = ""
     data_sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -132,14 +156,14 @@ class Config:
                 raise unknown(f"setting in {path}", key, known)
         try:
             with for_the_command_line(False):  # the file has names of fields, not options
-                return cls(**values)
+                return cls(**EARLIER | values)
         except PefllError as error:
             raise PefllError(f"{path}: {error.args[0]}", error.code) from error
 
     def _check_type(self, name: str, kind: str) -> None:
         value: Any = plain(getattr(self, name))
         if kind == "int":
-            least = 1 if name in ("eval_every", "checkpoint_every") else 0
+            least = 1 if name in ("eval_every", "checkpoint_every", "min_samples") else 0
             value = whole_number(value, argument(name), least, **({"most": MOST_ROUNDS} if name == "rounds" else {}))
         elif kind == "float":
             value = share(value, argument(name)) if name == "unseen" else _minutes(value, argument(name))
@@ -156,6 +180,8 @@ class Config:
             value = getattr(self, each.name)
             # `pefll train` has no default for the data.
             if each.name in SILENT or (value == each.default and each.name != "data"):
+                continue
+            if each.name == "encode" and Path(self.data).suffix.lower() in ("", ".npz"):  # it is about tables alone
                 continue
             if each.name == "settings":
                 words += [word for key, setting in value.items() for word in ("--set", f"{key}={setting}")]
@@ -243,6 +269,7 @@ def _differences(values: dict[str, Any], trained: dict[str, Any]) -> dict[str, t
     defaults = {
         each.name: each.default for each in dataclasses.fields(Config) if each.default is not dataclasses.MISSING
     }
+    defaults |= EARLIER
     flat = [
         {key: value for key, value in one.items() if key != "settings"}
         | {f"settings.{key}": value for key, value in _table(one.get("settings")).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,17 @@ from pefll.core.progress import say
 from pefll.core.wording import argument
 from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
 from pefll.data.federation import Federation, Samples
+from pefll.data.frames import Use, use_of
+from pefll.data.selecting import selected
 from pefll.runs.config import Config
+
+MOST_PATH = 4_096  # a longer text is no path of a file
+
+# Settings that decide which samples are read.
+_OF_SAMPLES = (
+    *("data", "data_dir", "label", "client_column", "features", "drop", "treat", "encode", "time_column"),
+    *("missing", "min_samples"),
+)
 
 
 def federation_of(config: Config, console: Console | None) -> Federation:
@@ -25,16 +36,63 @@ def federations_of(configs: Sequence[Config], console: Console | None) -> list[F
     known: dict[tuple[str, ...], Samples] = {}
     federations = []
     for config in configs:
-        source = (config.data, config.data_dir, config.label, config.client_column)
+        source = tuple(str(getattr(config, name)) for name in _OF_SAMPLES)
         if source not in known:
             known[source] = _samples_of(config, console)
         federations.append(_partitioned(known[source], config))
     return federations
 
 
+def use_of_columns(config: Config) -> Use:
+    """Return how the columns of a table are used."""
+    pairs = [(name.strip(), equals, rule.strip()) for name, equals, rule in map(_pair, names_in(config.treat))]
+    if wrong := [name for name, equals, rule in pairs if not (name and equals and rule)]:
+        raise PefllError(
+            f"{argument('treat', config.treat)} has no rule for {wrong[0]!r}; write NAME=RULE, such as joined=date",
+            code="PEFLL-C580",
+        )
+    return use_of(
+        names_in(config.features),
+        names_in(config.drop),
+        {name: rule for name, _, rule in pairs},
+        # Data without columns, and named data sets, ignore it.
+        config.encode,
+        config.time_column,
+    )
+
+
+def _pair(text: str) -> tuple[str, str, str]:
+    return text.rpartition("=")
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return names with commas between them. A name with a comma is in quotation marks, as in a CSV file."""
+    if not text.strip():
+        return ()
+    names = (name.strip() for row in csv.reader(text.splitlines(), skipinitialspace=True) for name in row)
+    return tuple(name for name in names if name)
+
+
 def data_of_python(config: Config) -> bool:
     """Return whether a run's data was given in Python: the data has a name, but no file."""
     return _is_gone(config) and not Path(config.data).suffix and len(Path(config.data).parts) == 1
+
+
+def _unseen_clients(text: str) -> tuple[str, ...]:
+    """Return the names of unseen clients, from a text with commas between them or from a file with one per line."""
+    path = Path(text).expanduser()
+    if not text or len(text) > MOST_PATH or not path.is_file():
+        return names_in(text)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise PefllError(
+            f"{path} cannot be read as a list of clients: {error}; write one name per line, in UTF-8", code="PEFLL-C581"
+        ) from None
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names:
+        raise PefllError(f"{path} names no client; write one name per line", code="PEFLL-C582")
+    return names
 
 
 def _is_gone(config: Config) -> bool:
@@ -58,7 +116,13 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         lambda sentence: say(console, sentence) if console else None,
         label=config.label,
         client=config.client_column,
+        use=use_of_columns(config),
     )
+    is_first = config.data_sha256 == ""
+    samples, notes = selected(samples, config.missing, config.min_samples)
+    if console and is_first:
+        for note in notes:
+            say(console, note)
     # Only at the start of a run. After that, its config has a fingerprint.
     is_new = config.data not in DATASETS and not config.data_sha256
     if console and is_new and (gaps := classes_without_samples(samples)):
@@ -80,7 +144,14 @@ def _partitioned(samples: Samples, config: Config) -> Federation:
         partition = "natural"
     natural_number = partition == "natural" and not config.clients
     clients = None if natural_number else config.clients or (source.clients if source else None)
-    federation = make_federation(samples, partition=partition, clients=clients, seed=config.seed, unseen=config.unseen)
+    federation = make_federation(
+        samples,
+        partition=partition,
+        clients=clients,
+        seed=config.seed,
+        unseen=config.unseen,
+        unseen_clients=_unseen_clients(config.unseen_clients),
+    )
     if config.data_sha256 and federation.fingerprint() != config.data_sha256:
         where = config.data_dir if source else config.data
         raise PefllError(f"the data in {where} is not what the run was trained on", code="PEFLL-T120")

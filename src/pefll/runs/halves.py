@@ -23,6 +23,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import parse_json, write_whole
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
+from pefll.data.columns import plan_of
 from pefll.data.owners import Columns
 from pefll.engines.serial import SerialEngine, aligned
 from pefll.engines.settings import EngineSettings
@@ -120,7 +121,9 @@ class Embedder:
             x: [m, ...] the client's samples, as in the training data; or a table of pandas or polars.
             y: [m] the client's labels; None for a client without labels, or for labels in the table.
         """
-        spec, columns = self.spec, Columns(self.spec.feature_names, self.origin.label, self.origin.client)
+        spec = self.spec
+        plan = plan_of(spec.table, spec.input_shape)
+        columns = Columns(plan.names if plan else spec.feature_names, self.origin.label, self.origin.client, plan)
         x, y = read_new_client(x, y, columns, spec)
         check_labels(y, self.method, spec)
         one, dtype = federation_of_new_client(x, y, spec), dtype_of(self.origin.precision)

@@ -20,6 +20,7 @@ from torch import Tensor
 from pefll.core import tensorfile
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import parse_json
+from pefll.data.columns import plan_of
 from pefll.models.spec import ModelSpec
 
 FORMAT = "pefll-personal-model-2"
@@ -168,6 +169,7 @@ def _header(file: BinaryIO, size: int, path: Path, kind: Kind) -> Header:
         raise damaged(path, "its header holds values that are not texts", kind=kind)
     try:
         spec = ModelSpec.from_json(parse_json(metadata["facts"].encode()))
+        plan_of(spec.table, spec.input_shape)
     except ValueError as error:
         raise damaged(path, first_line(error), "PEFLL-M017", kind) from None
     texts = {name: metadata[name] for name in kind.entries}

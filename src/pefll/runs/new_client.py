@@ -12,7 +12,7 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import either
 from pefll.data.arrays import labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble
-from pefll.data.frames import column, is_frame, matrix_by_name
+from pefll.data.frames import column, inputs_of, is_frame
 from pefll.data.frames import columns as columns_of
 from pefll.data.owners import Columns, features_in, find_owners, names_of_owners, number_of_clients
 from pefll.methods.contract import Method
@@ -92,4 +92,4 @@ def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[
     if not columns.features:
         warn_of_positions(stacklevel=5)
     chosen = features_in(frame, columns, "the table")
-    return matrix_by_name(frame, chosen, "the table", tokens=spec.tokens), y
+    return inputs_of(frame, chosen, columns.plan, "the table", tokens=spec.tokens), y

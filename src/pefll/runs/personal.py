@@ -18,7 +18,8 @@ from pefll.core.files import write_whole
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs
-from pefll.data.frames import is_frame, matrix_by_name
+from pefll.data.columns import Encoded, TablePlan, plan_of
+from pefll.data.frames import inputs_of, is_frame
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
@@ -86,8 +87,10 @@ class PersonalModel(nn.Module):
         """Return the most likely class of each sample, int64 [N]; with `names` its name, as texts [N].
 
         Args:
-            x: [N, ...] samples as an array, a list or a tensor; or a pandas or polars table. A table's columns are
-                found by their names in the training data; other columns are ignored.
+            x: [N, ...] samples as an array, a list or a tensor; or a pandas or polars table with rows as they are. A
+                table's columns are found by their names in the training data; other columns are ignored. For a model
+                that was trained on a table, a tensor holds encoded inputs, as `Federation.x` does. An array holds raw
+                values in the order of the table's columns, which must all be numbers.
             names: whether to return the names of classes.
         """
         classes: Array = self.probabilities(x).argmax(axis=1)
@@ -109,7 +112,8 @@ class PersonalModel(nn.Module):
             )
         spec = json.dumps(self.spec.to_json())
         try:
-            ModelSpec.from_json(json.loads(spec))
+            read = ModelSpec.from_json(json.loads(spec))
+            plan_of(read.table, read.input_shape)
         except ValueError as error:
             raise PefllError(f"cannot save the model as {path}: {error}", code="PEFLL-M016") from None
         # Only its owner may read the file: a model reveals something of its samples, or even holds them as neighbours.
@@ -234,9 +238,11 @@ def _with_neighbours(path: Path, network: nn.Module, tensors: dict[str, Tensor],
 
 def check_input(x: Any, spec: ModelSpec) -> Array:
     """Return samples [N, ...] in the type and layout of the training data; PefllError if they do not fit it."""
-    expected = spec.input_shape
+    expected, plan = spec.input_shape, plan_of(spec.table, spec.input_shape)
     if is_frame(x):
-        x = _matrix(x, spec)
+        x = _matrix(x, spec, plan)
+    elif plan and not isinstance(x, Encoded | Tensor):
+        x = plan.encode_array(as_array(x, "x", "the samples"), "the samples")
     listed = isinstance(x, list | tuple)
     x = as_array(x, "x", "the samples")
     if x.shape == expected and expected[:1] != (1,):  # (1, h, w) may also be one image in a batch, without channels
@@ -262,14 +268,18 @@ def check_input(x: Any, spec: ModelSpec) -> Array:
             code="PEFLL-R112",
         )
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-        raise PefllError("the samples have a NaN or infinite value; remove or fill it", code="PEFLL-R113")
+        bad = int(np.isfinite(x).reshape(len(x), -1).all(axis=0).argmin())
+        where = f" in {spec.feature_names[bad]!r}" if spec.feature_names else ""
+        raise PefllError(f"the samples have a NaN or infinite value{where}; remove or fill it", code="PEFLL-R113")
+    if plan:
+        plan.check_encoded(x)
     return np.ascontiguousarray(x if spec.normalise or spec.tokens else x.astype(np.float32))
 
 
-def _matrix(frame: Any, spec: ModelSpec) -> Any:
-    """Return the columns of a table, found by name, or by position if the model has no names."""
-    if spec.feature_names:
-        return matrix_by_name(frame, spec.feature_names, "the table", tokens=spec.tokens)
+def _matrix(frame: Any, spec: ModelSpec, plan: TablePlan | None) -> Any:
+    """Return the inputs from a table, whose columns are found by name, or by position if the model has no names."""
+    if plan or spec.feature_names:
+        return inputs_of(frame, spec.feature_names, plan, "the table", tokens=spec.tokens)
     warn_of_positions()
     if not isinstance(frame, dict):
         return frame

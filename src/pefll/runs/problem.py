@@ -35,6 +35,7 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         tokens=tokens,
         class_names=federation.class_names,
         feature_names=federation.feature_names,
+        table=federation.table.to_json() if federation.table else None,
         label_column=federation.label_column,
         client_column=federation.client_column,
         num_clients=federation.num_clients,

@@ -81,6 +81,25 @@ class RunFolder:
         return self.path / "descriptors.npz"
 
     @property
+    def columns_file(self) -> Path:
+        """What was done to each column of a table, as JSON; absent for other data. Only people and `show` read it."""
+        return self.path / "columns.json"
+
+    def write_columns(self, rows: list[dict[str, Any]]) -> None:
+        """Write what was done to each column of a table."""
+        write_json(self.columns_file, {"columns": rows})
+
+    def columns(self) -> list[dict[str, Any]]:
+        """Return what was done to each column of a table; [] if the run has no table, PefllError for damage."""
+        if not os.path.lexists(self.columns_file):
+            return []
+        content = read_json(self.columns_file, MOST_SUMMARY)
+        rows = content.get("columns") if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise PefllError(f"{self.columns_file} is damaged: it has no list of columns; remove it", "PEFLL-R581")
+        return rows
+
+    @property
     def earlier_summary_file(self) -> Path:
         """The results of a run that is being extended, until the longer run is finished."""
         return self.path / "summary.before.json"

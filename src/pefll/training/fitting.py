@@ -28,7 +28,7 @@ from pefll.engines.round_plan import Sampling
 from pefll.methods import BaseMethod, method_name, method_value, split_networks, typed_settings
 from pefll.runs import checkpoint
 from pefll.runs.claim import claimed
-from pefll.runs.config import Config
+from pefll.runs.config import OF_TABLES, Config
 from pefll.runs.progress import restore, start_or_resume
 from pefll.runs.record import seed_folder
 from pefll.training.callbacks import ActiveRun, Callback, Guarded, History, ProgressBar, check_callbacks
@@ -224,6 +224,9 @@ def train_all(
         ]
         # Folders are made only now, so that invalid settings leave no folder behind.
         stack.enter_context(claimed(unfinished, tell or _ignore))
+        for spec in unfinished:
+            if spec.folder and spec.federation.table:
+                spec.folder.write_columns(spec.federation.table.report())
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, tell))
         engine_of = dict(zip(unfinished, engines, strict=True))
@@ -236,6 +239,8 @@ def train_all(
             notes = out_of_proportion(spec.federation)  # values that are too large
             if tell is None and spec.precision_note:
                 notes = [f"training in float32: {spec.precision_note}", *notes]
+            if tell and spec.federation.table and spec is specs[0]:
+                notes = [*spec.federation.table.sentences(), *notes]
             for note in [spec.headline, *notes] if tell else notes:
                 tell(note) if tell else warnings.warn(note, stacklevel=2)
             turns = _train_and_test(
@@ -381,7 +386,7 @@ def _config(
     """Return the config of a run on a federation that was made in Python."""
     method = method_name(method)
     names = {each.name for each in dataclasses.fields(Config)}
-    for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256"):
+    for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256", *OF_TABLES):
         if name in settings:
             raise PefllError(
                 f"{name} belongs to the federation; give it to the function that makes the federation",

@@ -123,7 +123,7 @@ def resolve(
         label: see `RunSpec`.
         tunes: see `RunSpec`.
         holds_out: see `RunSpec`.
-        functions: see `plan_of`.
+        functions: see `round_plan_of`.
     """
     config = dataclasses.replace(config, data_sha256=federation.fingerprint())
     problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
@@ -149,7 +149,7 @@ def resolve(
             )
         check_memory(hardware, config.method, settings, problem, federation, c, runs)
     method = build_method(config.method, problem, settings)
-    plan = plan_of(config, method, functions) if finished is None else UNIFORM
+    plan = round_plan_of(config, method, functions) if finished is None else UNIFORM
     if own := own_networks(method):
         model_spec = dataclasses.replace(model_spec, networks={name: probe(one) for name, one in own.items()})
         check_claim(folder, config, model_spec)
@@ -194,7 +194,7 @@ def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, m
     )
 
 
-def plan_of(config: Config, method: Method[Any], functions: Functions = NO_FUNCTIONS) -> RoundPlan:
+def round_plan_of(config: Config, method: Method[Any], functions: Functions = NO_FUNCTIONS) -> RoundPlan:
     """Return the sampling and the schedules that a config names; PefllError if one of them cannot be used.
 
     Args:

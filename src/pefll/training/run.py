@@ -22,6 +22,7 @@ from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
+from pefll.data.columns import plan_of
 from pefll.data.federation import Federation, Samples, check_is_federation
 from pefll.data.frames import is_frame
 from pefll.data.owners import (
@@ -275,14 +276,16 @@ class Run:
         """The names of columns in tables like those that the run was trained on."""
         spec, config = self.model_spec, self.config
         label, client = spec.label_column or config.label, spec.client_column or config.client_column
-        return Columns(spec.feature_names, label, client)
+        plan = plan_of(spec.table, spec.input_shape)
+        return Columns(plan.names if plan else spec.feature_names, label, client, plan)
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a new client; with PeFLL, this is one forward pass and no training.
 
         Args:
-            x: [m, ...] the client's samples, as in the training data; or a table of pandas or polars, whose columns are
-                found by name. A column of clients in it must name one client only.
+            x: [m, ...] the client's samples, as in the training data; or a table of pandas or polars with rows as they
+                are, whose columns are found by name. A column of clients in it must name one client only. For a run on
+                a table, see `PersonalModel.predict` about tensors and arrays.
             y: [m] the client's labels; None for a client without labels, or for labels in the table.
         """
         spec = self.model_spec
@@ -416,6 +419,12 @@ def load(
     saved = checkpoint.latest(folder.checkpoints, note, folder.run_id())
     check_progress(saved.metadata, path)
     spec = spec_of_checkpoint(saved.metadata, path)
+    try:
+        plan_of(spec.table, spec.input_shape)
+    except ValueError as error:
+        raise PefllError(
+            f"the newest checkpoint of {path} is damaged: {error}; restore it from a copy", code="PEFLL-R580"
+        ) from None
     summary = folder.summary() or {}
     if saved.round < max(last_round(summary, config.rounds), rounds_of(summary)):
         best = saved.metadata["progress"]["best_round"]

@@ -195,8 +195,9 @@ def _refusal(message: Message, context: Context, sentence: str) -> Message:
 def _hello(member: Member) -> dict[str, Any]:
     """Return the header fields of a reply to `hello`: the numbers of samples, if the owner tells them."""
     own = member.federation()  # read now, so that unusable data is found before training
-    if member.agreement.feature_names:
-        log(INFO, "the server chose these columns of a table: %s", ", ".join(member.agreement.feature_names))
+    agreed = member.agreement
+    if names := agreed.plan.names if agreed.plan else agreed.feature_names:
+        log(INFO, "the server chose these columns of a table: %s", ", ".join(names))
     return {"counts": own.count[:, 0].tolist() if member.tells_counts else None}
 
 

@@ -58,7 +58,7 @@ class Member:
 
     def _read(self) -> Federation:
         agreed = self.agreement
-        for name in agreed.feature_names:  # the server chooses these names
+        for name in agreed.plan.names if agreed.plan else agreed.feature_names:  # the server chooses these names
             if name in (self.label, SPLIT, CLIENT):
                 raise Refusal(
                     f"refuses to read its column {name!r} as a feature: labels, splits and clients are not features; "
@@ -74,6 +74,7 @@ class Member:
             normalise=agreed.normalise,
             tokens=agreed.tokens,
             seed=agreed.seed,
+            plan=agreed.plan,
         )
         if own.input_shape != agreed.input_shape:
             raise PefllError(

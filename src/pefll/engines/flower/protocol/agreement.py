@@ -19,6 +19,7 @@ import torch
 from pefll.core.arguments import shown, text, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.files import parse_json
+from pefll.data.columns import TablePlan, plan_of
 from pefll.data.federation import Normalise
 from pefll.engines.memory import CLIENT_NETWORKS, MemoryPlan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
@@ -29,7 +30,7 @@ from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 # The values of these keys are JSON texts, because a run config can have no lists and tables.
-_JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names")
+_JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names", "table")
 _JSON_LENGTH, _JSON_DEPTH = 1 << 22, 32  # limits, because a server that clients do not trust sends these texts
 
 
@@ -51,6 +52,7 @@ class Agreement:
         normalise: means and standard deviations of the channels of uint8 pixels; None for other samples.
         class_names: one per class, or empty.
         feature_names: one per column of a table, or empty.
+        table: what every client does to the columns of its table, as JSON; None for no table. See `data.columns`.
         dataset: name of the data in records.
         version: version of this package.
     """
@@ -67,6 +69,7 @@ class Agreement:
     normalise: Normalise | None = None
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    table: dict[str, Any] | None = None
     dataset: str = "federation"
     version: str = __version__
 
@@ -80,6 +83,11 @@ class Agreement:
     def sha256(self) -> str:
         """Fingerprint of the agreement. If it is equal on two machines, both compute the same."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def plan(self) -> TablePlan | None:
+        """What every client does to the columns of its table; None for no table."""
+        return plan_of(self.table, self.input_shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -143,7 +151,10 @@ def _read(**given: Any) -> Agreement:
             text(given[name], name)
         whole_number(given["seed"], "seed")
         whole_number(given["num_clients"], "num_clients", 1)
-        spec = ModelSpec.from_json(given)
+        spec = ModelSpec.from_json(
+            {name: value for name, value in given.items() if value is not None or name != "table"}
+        )
+        plan_of(spec.table, spec.input_shape)
         if not isinstance(given["settings"], dict):
             raise ValueError("its settings are not a table of names and values")
     except (PefllError, ValueError) as error:

@@ -149,5 +149,6 @@ class Roster:
             partition="their own",
             class_names=agreed.class_names,
             feature_names=agreed.feature_names,
+            table=agreed.plan,
             names=tuple(self.names),
         )

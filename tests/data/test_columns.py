@@ -1,0 +1,252 @@
+"""Tables as they are: what is done to each column, and that new rows get the same."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import numpy as np
+import pytest
+
+from pefll.core.errors import PefllError
+from pefll.data import TEST, TRAIN, federation_from_frame
+from pefll.data.columns import CLIP, TablePlan, plan_of
+from pefll.data.frames import inputs_of
+
+ROWS = 60
+
+
+def table(**columns):
+    rng = np.random.default_rng(0)
+    return {"n": rng.normal(size=ROWS), "user": [f"u{row % 6}" for row in range(ROWS)], "y": rng.integers(0, 2, ROWS),
+            **columns}  # fmt: skip
+
+
+def federation(frame, **more):
+    return federation_from_frame(frame, "y", "user", **{"unseen": 0.34, **more})
+
+
+def learned(name, values, **more):
+    """The plan of one column, learned from a table with it."""
+    plan = federation(table(**{name: values}), **more).table
+    return next(each for each in plan.columns if each.name == name)
+
+
+def test_scales_do_not_matter():
+    x = np.random.default_rng(1).normal(size=(ROWS, 2))
+    plain = federation(table(a=x[:, 0], b=x[:, 1]))
+    scaled = federation(table(a=1000 * x[:, 0] + 1.7e9, b=0.01 * x[:, 1] - 5))
+    assert np.abs((plain.x - scaled.x).numpy()).max() < 1e-2
+    rows = plain.rows_of_clients(TRAIN, 0, plain.num_seen)
+    np.testing.assert_allclose(plain.x.numpy()[rows].mean(axis=0), 0, atol=1e-3)
+    np.testing.assert_allclose(plain.x.numpy()[rows].std(axis=0), 1, atol=1e-3)
+
+
+def test_only_training_rows_of_seen_clients_count():
+    values = np.random.default_rng(2).normal(size=ROWS)
+    before = federation(table(a=values))
+    seen = set(before.rows_of_clients(TRAIN, 0, before.num_seen).tolist())
+    others = [row for row in range(ROWS) if row not in seen]
+    changed = values.copy()
+    changed[others] = 900.0
+    words = np.array(["red", "blue"] * (ROWS // 2), dtype=object)
+    odd = words.copy()
+    odd[others] = "green"
+    assert federation(table(a=values, c=words)).table == federation(table(a=changed, c=odd)).table
+    moved = values.copy()
+    moved[min(seen)] = 900.0
+    assert federation(table(a=values)).table != federation(table(a=moved)).table
+
+
+def test_missing_numbers_are_filled_with_the_mean_and_marked():
+    values = np.arange(ROWS, dtype=float)
+    values[::4] = np.nan
+    made = federation(table(a=values))
+    assert made.table.input_names == ("n", "a", "a: missing")
+    column, mark = made.x.numpy()[:, 1], made.x.numpy()[:, 2]
+    assert (column[::4] == 0).all()
+    assert (mark == np.isnan(values)).all()
+    share = np.isnan(values[made.rows_of_clients(TRAIN, 0, made.num_seen)]).mean()
+    assert made.table.columns[1].missing == pytest.approx(share, abs=1e-6)
+
+
+def test_categories_rare_and_unknown_values():
+    words = np.array(["red", "blue", "red"] * (ROWS // 3), dtype=object)
+    words[[0, 6, 12]] = "own"  # of user u0 alone
+    words[7] = None
+    seen = federation(table(c=words), unseen_clients=["u5"])
+    plan = seen.table.columns[1]
+    assert (plan.values, plan.others) == (("blue", "red"), "u0" in seen.names[: seen.num_seen])
+    new = inputs_of({"n": [0.0] * 4, "c": ["red", "own", "never", None]}, (), seen.table, "t")
+    names = seen.table.input_names
+    red, others = names.index("c=red"), names.index("c: others")
+    assert new[:, red].tolist() == [1, 0, 0, 0]
+    assert new[:, others].tolist() == [0, 1, 1, 0]
+    many = [f"v{row % 40:02}" for row in range(40 * 6)]
+    frame = {"c": many, "user": np.repeat([f"u{user}" for user in range(6)], 40), "y": [0, 1] * 120}
+    wide = federation_from_frame(frame, "y", "user", unseen=0.0).table.columns[0]
+    assert len(wide.values) == 32
+    assert wide.others
+
+
+def test_a_list_with_gaps_among_texts():
+    assert learned("c", ["a", float("nan"), "b"] * (ROWS // 3), unseen=0.0).values == ("a", "b")
+    assert learned("c", ["a", None, 7] * (ROWS // 3), unseen=0.0).values == ("7", "a")
+
+
+def test_what_is_left_out():
+    assert "one value" in learned("a", np.ones(ROWS)).left_out
+    assert "missing" in learned("a", np.full(ROWS, np.nan)).left_out
+    assert "one value" in learned("c", ["same"] * ROWS).left_out
+    made = federation(table(a=np.ones(ROWS)))
+    assert made.input_shape == (1,)
+    assert made.table.names == ("n",), "new rows need not have it"
+    with pytest.raises(PefllError, match="PEFLL-D580"):
+        federation({key: value for key, value in table(a=np.ones(ROWS)).items() if key != "n"})
+
+
+def test_booleans_decimals_and_numbers_in_texts():
+    flags = np.arange(ROWS) % 3 == 0
+    assert learned("a", flags).kind == "boolean"
+    assert learned("a", [None, *flags[1:].tolist()]).kind == "boolean"
+    assert learned("a", [None, *range(1, ROWS)]).kind == "number"
+    assert learned("a", [str(each % 5) for each in range(ROWS)]).kind == "category"
+    assert learned("a", [f"{each}.5" for each in range(ROWS)], treat={"a": "number"}).kind == "number"
+    assert learned("a", np.arange(ROWS) % 5, treat={"a": "category"}).values == ("0", "1", "2", "3", "4")
+    holes = np.where(np.arange(ROWS) % 7 == 0, np.nan, np.arange(ROWS) % 5)
+    assert learned("a", holes, treat={"a": "category"}).values == ("0", "1", "2", "3", "4")
+
+
+DAYS = [datetime.date(2024, 1, 1) + datetime.timedelta(days=7 * row) for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("form", [list, lambda days: [str(day) for day in days], lambda days: np.array(days, "M8[D]")])
+def test_dates_need_a_rule(form):
+    with pytest.raises(PefllError, match=r"'d' has dates.*calendar.*PEFLL-D585"):
+        federation(table(d=form(DAYS)))
+    made = federation(table(d=form(DAYS)), treat={"d": "date"})
+    order = made.x.numpy()[:, 1]
+    assert (np.diff(order) > 0).all()
+    assert made.table.columns[1].mean == pytest.approx(19_723 + 7 * 29.5, abs=60)
+    waves = federation(table(d=form(DAYS)), treat={"d": "calendar"})
+    assert waves.input_shape == (5,)
+    week = waves.x.numpy()[:, [waves.table.input_names.index(f"d: {wave} of the week") for wave in ("sine", "cosine")]]
+    assert np.ptp(week, axis=0).max() < 1e-3, "all are Mondays"
+
+
+def test_texts_need_a_rule():
+    notes = [f"row {row} is {'very good' if row % 2 else 'quite bad'}" for row in range(ROWS)]
+    with pytest.raises(PefllError, match=r"'note' has 60 different texts.*drop.*treat.*PEFLL-D584"):
+        federation(table(note=notes))
+    assert federation(table(note=notes), drop=["note"]).input_shape == (1,)
+    made = federation(table(note=notes), treat={"note": "text"})
+    assert made.input_shape == (33,)
+    again = inputs_of({"n": [0.0], "note": ["ROW 3 is: very good!"]}, (), made.table, "t")
+    np.testing.assert_array_equal(again[0, 1:], made.x.numpy()[3, 1:])
+
+
+@pytest.mark.parametrize(
+    ("column", "more", "code"),
+    [
+        ([f"{day}.12.2020" for day in range(1, 31)] * 2, {}, "PEFLL-D582"),
+        ([*map(str, range(ROWS - 1)), "?"], {}, "PEFLL-D583"),
+        (["x" * 2_000, "y"] * 30, {}, "PEFLL-D581"),
+        (["soon"] * ROWS, {"treat": {"a": "date"}}, "PEFLL-D586"),
+        (["2024-02-31"] * ROWS, {"treat": {"a": "date"}}, "PEFLL-D586"),
+        (["1", "x"] * 30, {"treat": {"a": "number"}}, "PEFLL-D587"),
+        (["1"] * ROWS, {"treat": {"b": "number"}}, "PEFLL-D589"),
+        (np.ones(ROWS), {"treat": {"a": "date"}}, "PEFLL-D590"),
+        ([[1, 2]] * ROWS, {}, "PEFLL-D006"),
+        ([{1}] * ROWS, {}, "PEFLL-D160"),
+        ([np.inf] * ROWS, {}, "PEFLL-D010"),
+        ([1e16] * ROWS, {}, "PEFLL-D011"),
+        (["1"] * ROWS, {"drop": ["b"]}, "PEFLL-D591"),
+        (["1"] * ROWS, {"features": ["a", "y"]}, "PEFLL-D592"),
+        (["1"] * ROWS, {"features": ["a"], "drop": ["a"]}, "PEFLL-D593"),
+        (["1"] * ROWS, {"features": ["a", "a"]}, "PEFLL-D594"),
+        ([None] * ROWS, {"features": ["n"], "time": "a"}, "PEFLL-D595"),
+        (["1"] * ROWS, {"treat": {"a": "number"}, "encode": "none"}, "PEFLL-D599"),
+        ([1.0, np.nan] * 30, {"missing": "refuse"}, "PEFLL-D600"),
+        ([np.nan] * ROWS, {"missing": "drop"}, "PEFLL-D602"),
+        (["1"] * ROWS, {"min_samples": 11}, "PEFLL-D602"),
+        (["1"] * ROWS, {"unseen_clients": ["u9"]}, "PEFLL-D604"),
+        (["1"] * ROWS, {"unseen_clients": [f"u{user}" for user in range(6)]}, "PEFLL-D605"),
+        (["1"] * ROWS, {"treat": ["a"]}, "PEFLL-A580"),
+    ],
+)
+def test_bad_columns(column, more, code):
+    with pytest.raises(PefllError) as error:
+        federation(table(a=column), **more)
+    assert error.value.code == code
+    assert "\n" not in str(error.value)
+
+
+def test_rows_and_clients_are_left_out_with_a_note():
+    holes = np.where(np.arange(ROWS) % 10 == 0, np.nan, 1.0 * np.arange(ROWS))
+    with pytest.warns(UserWarning, match="6 rows of 60"):
+        assert len(federation(table(a=holes), missing="drop").rows) == 54
+    users = ["few"] * 3 + [f"u{row % 3}" for row in range(ROWS - 3)]
+    with pytest.warns(UserWarning, match="1 of 4 clients left out.*few"):
+        made = federation(table(user=users), min_samples=4)
+    assert sorted(made.names) == ["u0", "u1", "u2"]
+
+
+def test_without_encoding_columns_are_as_before():
+    frame = table(a=1e3 * np.arange(ROWS))
+    made = federation(frame, encode="none")
+    np.testing.assert_array_equal(made.x.numpy(), np.stack([frame["n"], frame["a"]], axis=1).astype(np.float32))
+    assert made.table is None
+    with pytest.raises(PefllError, match="PEFLL-D160"):
+        federation(table(a=["x"] * ROWS), encode="none")
+
+
+def test_the_last_rows_in_time_are_for_the_test():
+    when = np.random.default_rng(3).permutation(ROWS)
+    for time in (when, np.array([DAYS[each] for each in when], "M8[D]")):
+        made = federation(table(t=time), time="t")
+        assert made.input_shape == (1,), "a time is no feature unless it is named"
+        for client in range(made.num_clients):
+            train, validation, test = (when[made.indices(client, split).numpy()] for split in (TRAIN, 1, TEST))
+            assert train.max() < validation.min()
+            assert validation.max() < test.min()
+    with pytest.raises(PefllError, match="PEFLL-D603"):
+        federation(table(t=when, s=["train", "test"] * 30), split="s", time="t")
+
+
+def test_new_rows_get_the_same_inputs():
+    frame = table(a=[None, *range(1, ROWS)], c=["x", "y", "z"] * 20, d=[str(day) for day in DAYS])
+    made = federation(frame, treat={"d": "date"})
+    plan = TablePlan.from_json(json.loads(json.dumps(made.table.to_json())))
+    assert plan == made.table
+    np.testing.assert_array_equal(inputs_of(dict(reversed(frame.items())), (), plan, "t"), made.x.numpy())
+    far = inputs_of({"n": [1e9], "a": [-1e9], "c": ["x"], "d": ["1970-01-01"]}, (), plan, "t")
+    assert np.abs(far).max() == CLIP
+    with pytest.raises(PefllError, match=r"'c'.*PEFLL-M030"):
+        inputs_of({key: frame[key] for key in ("n", "a", "d")}, (), plan, "t")
+    with pytest.raises(PefllError, match=r"'n'.*PEFLL-D590"):
+        inputs_of(frame | {"n": np.array(DAYS, "M8[D]")}, (), plan, "t")
+    with pytest.raises(PefllError, match="PEFLL-D005"):
+        inputs_of(frame | {"c": ["x"]}, (), plan, "t")
+    with pytest.raises(PefllError, match="PEFLL-M581"):
+        plan.encode_array(np.zeros((2, 4)), "t")
+
+
+GOOD = {"name": "a", "kind": "number", "mean": 0.0, "deviation": 1.0, "values": [], "others": False, "hours": False,
+        "indicator": False, "missing": 0.0, "left_out": ""}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "code"}, {"mean": float("nan")}, {"mean": "1"}, {"deviation": 0.0}, {"deviation": -1.0}, {"values": [1]},
+     {"values": "ab"}, {"others": 1}, {"name": 7}, {"values": ["v"] * 100_000}, {"extra": 1}, {"left_out": "x"},
+     {"kind": "category"}, {"kind": "date", "mean": 1e9}],
+)  # fmt: skip
+def test_plans_from_strangers(change):
+    assert plan_of({"columns": [GOOD]}, [1]) is not None
+    with pytest.raises(ValueError, match=r"."):
+        plan_of({"columns": [GOOD | change]}, [1])
+    for content in ({}, {"columns": []}, {"columns": [GOOD, GOOD]}, {"columns": [3]}, []):
+        with pytest.raises(ValueError, match=r"."):
+            plan_of(content, [1])
+    with pytest.raises(ValueError, match="inputs"):
+        plan_of({"columns": [GOOD]}, [2])

@@ -1,0 +1,129 @@
+"""Clients as users divide them: index lists, partitioners, torch's data sets, named unseen clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import pefll
+from pefll.core.errors import PefllError
+from pefll.data import TEST, TRAIN
+
+X = np.arange(40, dtype=np.float32).reshape(20, 2)
+Y = np.arange(20) % 2
+
+
+def samples():
+    return pefll.samples_from_arrays(X, Y)
+
+
+def rows(federation, client, *splits):
+    found = [federation.x[federation.indices(client, split)][:, 0] / 2 for split in splits or (0, 1, 2)]
+    return sorted(torch.cat(found).int().tolist())
+
+
+def by_name(federation):
+    return {federation.name_of(client): rows(federation, client) for client in range(federation.num_clients)}
+
+
+def test_lists_of_indices():
+    lists = [[0, 1, 2, 3], np.arange(10, 16), [19, 5, 7]]
+    made = pefll.by_indices(samples(), lists, unseen=0.34)
+    assert by_name(made) == {"0": [0, 1, 2, 3], "1": list(range(10, 16)), "2": [5, 7, 19]}
+    assert (made.num_unseen, made.partition) == (1, "by indices")
+
+
+def test_names_splits_and_unseen_clients():
+    clients = {"ann": {"train": [0, 1, 2, 9], "test": [3]}, "bob": {"train": [4, 5], "validation": [6], "test": [8]}}
+    made = pefll.by_indices(samples(), clients, unseen_clients=["ann"])
+    assert (made.names, made.num_seen) == (("bob", "ann"), 1)
+    assert rows(made, 1, TEST) == [3]
+    assert (rows(made, 0, TRAIN), rows(made, 0, 1), rows(made, 0, TEST)) == ([4, 5], [6], [8])
+
+
+@pytest.mark.parametrize(
+    ("clients", "code"),
+    [
+        ([[0, 1], [1, 2]], "PEFLL-D608"),
+        ([[0, 0], [1, 2]], "PEFLL-D608"),
+        ([{"train": [0, 1], "test": [1]}], "PEFLL-D608"),
+        ([[0, 20]], "PEFLL-D611"),
+        ([[-1, 3]], "PEFLL-D611"),
+        ([[0.5, 1]], "PEFLL-D610"),
+        ([[True, False]], "PEFLL-D610"),
+        ([3], "PEFLL-D610"),
+        ([[0, 1], []], "PEFLL-D609"),
+        ([], "PEFLL-D609"),
+        ([{"trian": [1]}], "PEFLL-D607"),
+        ([{"test": [1]}], "PEFLL-D195"),
+        (7, "PEFLL-A011"),
+    ],
+)
+def test_bad_indices(clients, code):
+    with pytest.raises(PefllError) as error:
+        pefll.by_indices(samples(), clients)
+    assert error.value.code == code
+
+
+class Partitioner:
+    """The form of a partitioner of flwr-datasets: a number of partitions, each a table."""
+
+    num_partitions = 4
+
+    def __init__(self, **columns):
+        self.columns = columns
+
+    def load_partition(self, partition_id):
+        return {name: values[partition_id::4] for name, values in self.columns.items()}
+
+
+def test_a_partitioner_of_images_and_of_columns():
+    images = [np.full((8, 8), row, dtype=np.uint8) for row in range(20)]
+    made = pefll.federation_from_partitioner(Partitioner(img=images, label=Y), features="img", unseen_clients=[2])
+    assert (made.input_shape, made.num_clients, made.num_unseen) == ((1, 8, 8), 4, 1)
+    assert made.name_of(3) == "2"
+    assert set(made.x[made.indices(3)][:, 0, 0, 0].tolist()) <= {2, 6, 10, 14, 18}
+    assert made.normalise is not None
+    words = Partitioner(age=1e3 * np.arange(20), city=["Ulm", "Graz"] * 10, label=Y)
+    made = pefll.federation_from_partitioner(words)
+    assert made.table.input_names == ("age", "city=Graz", "city=Ulm")
+
+
+def test_bad_partitioners():
+    class Strange(Partitioner):
+        def load_partition(self, partition_id):
+            return [1, 2]
+
+    for wrong, code in ((X, "PEFLL-A581"), (Strange(), "PEFLL-A582"), (Partitioner(a=X[:, 0]), "PEFLL-M054")):
+        with pytest.raises(PefllError) as error:
+            pefll.federation_from_partitioner(wrong)
+        assert error.value.code == code
+    uneven = Partitioner(img=[np.zeros((8, 8 + row % 2)) for row in range(20)], label=Y)
+    with pytest.raises(PefllError, match="PEFLL-D612"):
+        pefll.federation_from_partitioner(uneven)
+
+
+def test_torch_data_sets():
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    owner = np.array(["ann", "bob", "eve", "max"])[np.arange(20) // 5]
+    plain = pefll.federation_from_arrays(X, Y, owner)
+    made = pefll.federation_from_dataset(torch.utils.data.TensorDataset(x, y), owner)
+    assert made.fingerprint() == plain.fingerprint()
+    triples = [(X[row], int(Y[row]), str(owner[row])) for row in range(20)]
+    assert pefll.federation_from_dataset(triples).fingerprint() == plain.fingerprint()
+    for wrong, code in ((triples[0][0].sum(), "PEFLL-A583"), ([(1, 2)], "PEFLL-D613"), ([3], "PEFLL-D613")):
+        with pytest.raises(PefllError) as error:
+            pefll.federation_from_dataset(wrong)
+        assert error.value.code == code
+
+
+def test_named_unseen_clients_are_unseen_and_the_others_keep_their_order():
+    owner = np.repeat(["a", "b", "c", "d"], 5)
+    plain = pefll.natural(pefll.samples_from_arrays(X, Y, owner), unseen=0.0)
+    made = pefll.natural(pefll.samples_from_arrays(X, Y, owner), unseen_clients=["b", "b"])
+    assert made.names == (*(name for name in plain.names if name != "b"), "b")
+    assert made.num_unseen == 1
+    assert rows(made, 3) == [5, 6, 7, 8, 9]
+    with pytest.raises(PefllError, match="PEFLL-D606"):
+        pefll.make_federation(samples(), partition="by-class 1", clients=2, unseen_clients=["a"])
