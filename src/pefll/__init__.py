@@ -39,7 +39,7 @@ from pefll.methods import (
     PFedMe,
 )
 from pefll.runs.personal import PersonalModel
-from pefll.tasks import Classification, Task
+from pefll.tasks import TASKS, BaseTask, Classification, Metric, MultiLabel, Regression, Task
 from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
 from pefll.training.cost import Cost, cost_of_new_client
@@ -51,8 +51,10 @@ from pefll.version import __version__
 
 __all__ = [
     "METHODS",
+    "TASKS",
     "Accuracy",
     "BaseMethod",
+    "BaseTask",
     "Callback",
     "Classification",
     "ClientsFailed",
@@ -64,6 +66,8 @@ __all__ = [
     "Federation",
     "KNNPer",
     "Local",
+    "Metric",
+    "MultiLabel",
     "PFedHN",
     "PFedMe",
     "PeFLL",
@@ -72,6 +76,7 @@ __all__ = [
     "PefllError",
     "PerFedAvg",
     "PersonalModel",
+    "Regression",
     "Run",
     "RunsFailed",
     "Samples",

@@ -13,7 +13,7 @@ import typer
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import own_code, parse_seeds, parse_settings
-from pefll.cli.tables import accuracy_table, seeds_table
+from pefll.cli.tables import best_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.progress import say
@@ -25,6 +25,7 @@ from pefll.runs import federations, manifest
 from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders, seed_folder
+from pefll.tasks.names import allow_task, task_text
 from pefll.training import fitting
 from pefll.training.resolve import resolve
 from pefll.training.tensorboard import TensorBoard
@@ -63,6 +64,13 @@ def train(
             "your.module:function. [default: auto]"
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="What labels are: classification, regression, multilabel, or your.module:Class. Settings follow, as "
+            "in 'regression loss_name=huber'. [default: what fits the labels]"
+        ),
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
     clients_per_round: Annotated[int | None, typer.Option(help="Clients in a round. [default: 5% of all]")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of all random numbers. [default: 0]")] = None,
@@ -98,7 +106,8 @@ def train(
     label: Annotated[
         str | None,
         typer.Option(
-            help="Name of the label column in a table, or of the array in an .npz. [default: label; in an .npz, y]"
+            help="Name of the label column in a table, or of the array in an .npz; several columns with commas between "
+            "them. [default: label; in an .npz, y]"
         ),
     ] = None,
     client_column: Annotated[
@@ -133,6 +142,8 @@ def train(
 
     - `pefll train --data my.csv --label y --client-column writer --method local`
 
+    - `pefll train --data prices.csv --label price --client-column city --task regression`
+
     - `pefll train --resume runs/c10`
 
     - `pefll train --resume runs/c10 --rounds 8000`
@@ -145,6 +156,7 @@ def train(
         "clients": clients,
         "unseen": unseen,
         "model": model,
+        "task": task,
         "rounds": rounds,
         "clients_per_round": clients_per_round,
         "seed": seed,
@@ -161,6 +173,7 @@ def train(
     }
     given = {name: value for name, value in given.items() if value is not None}
     allow(given.get("method"), given.get("model"))
+    allow_task(task)
     callbacks = [TensorBoard()] if tensorboard else []
     if seeds is not None and (seed is not None or resume is not None):
         raise PefllError(
@@ -241,7 +254,7 @@ def train(
 
 
 def _resume_command(folder: Path, config: Config) -> str:
-    return f"pefll train --resume {folder}{own_code(method=config.method, model=config.model)}"
+    return f"pefll train --resume {folder}{own_code(method=config.method, model=config.model, task=config.task)}"
 
 
 def _saved(stopped: Stopped, runs: int) -> str:
@@ -277,6 +290,8 @@ def _resumed(folder: RunFolder, given: dict[str, Any]) -> Config:
     if "settings" in given:
         given = given | {"settings": started.settings | typed_settings(started.method, given["settings"])}
     config = dataclasses.replace(started, **given)
+    if "task" in given and task_text(given["task"]) == started.task:  # the same settings, written in another way
+        config = dataclasses.replace(config, task=started.task)
     started.check_same(config)
     return config
 
@@ -289,7 +304,7 @@ def _print_results(folders: list[RunFolder], summaries: list[dict[str, Any]]) ->
     (summary,) = summaries
     if summary["rounds"]:
         say(out, f"{folders[0].path}: best round {summary['best_round']} of {summary['rounds']}")
-    out.print(accuracy_table(summary["accuracy"]["best"], "Test accuracy at the best round"))
+    out.print(best_table(summary))
 
 
 def _free(folder: Path) -> Path:

@@ -29,25 +29,28 @@ _CHUNK = 1 << 20  # bytes
 
 def from_frame(
     frame: Any,
-    label: str,
+    label: str | Sequence[str],
     client: str | None,
     split: str | None = None,
     features: Sequence[str] | None = None,
     *,
     classes: int | None = None,
     name: str = "frame",
+    labels: str = "auto",
 ) -> Samples:
     """Return samples from a table with one row per sample.
 
     Args:
         frame: a pandas or polars data frame, a pyarrow table, or a dictionary of columns.
-        label: name of the column of labels.
+        label: name of the column of labels; or several names, as a list or with commas between them.
         client: name of the column of clients, or None.
         split: name of the column with train, validation, test; None if the partition chooses the splits.
         features: names of the columns of x, which hold numbers, in order; by default all other columns.
         classes: number of classes; by default the largest label + 1.
         name: name of the data, for errors and records.
+        labels: what labels are, see `samples_from_arrays`.
     """
+    label = joined_names(label)
     label = text(label, "label", "y")
     client, split = (
         None if each is None else text(each, what) for each, what in ((client, "client"), (split, "split"))
@@ -57,18 +60,55 @@ def from_frame(
     elif features is not None:
         features = [text(each, "a feature") for each in listed(features, "features", "['age', 'height']")]
     # Read labels first, so that a missing label column is reported before any error of the features.
-    labels = column(frame, label, name)
-    chosen = feature_names(frame, (label, client, split), name) if features is None else tuple(features)
+    y, label_columns = label_column(frame, label, name), label_names(label, columns(frame))
+    chosen = feature_names(frame, (*label_columns, client, split), name) if features is None else tuple(features)
     samples = samples_from_arrays(
         feature_matrix(frame, chosen, name),
-        labels,
+        y,
         client=None if client is None else column(frame, client, name),
         split=None if split is None else column(frame, split, name),
         classes=classes,
         name=name,
         feature_names=chosen,
+        labels=labels,
+        label_names=label_columns,
     )
     return replace(samples, label_column=label, client_column=client or "")
+
+
+def joined_names(label: Any) -> Any:
+    """Return several names as one text with commas between them; other values unchanged."""
+    listed_names = isinstance(label, list | tuple)
+    return ",".join(text(each, "label", "y") for each in label) if listed_names else label
+
+
+def label_names(label: str, there: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of labels that `label` names: one column of `there`, or several with commas between them."""
+    return (label,) if label in there or "," not in label else tuple(each.strip() for each in label.split(","))
+
+
+def label_column(frame: Any, label: str, name: str) -> Array:
+    """Return the labels of a table, [N], or [N, k] if `label` names several columns."""
+    names = label_names(label, columns(frame))
+    if len(names) == 1:
+        return column(frame, names[0], name)
+    parts = [column(frame, each, name) for each in names]
+    for each, part in zip(names, parts, strict=True):
+        if part.dtype.kind not in "buif":
+            raise PefllError(
+                f"{name}: the column {each!r} of labels does not hold numbers; with several columns of labels, each "
+                "must hold numbers, or 0 and 1",
+                code="PEFLL-D506",
+            )
+    if all(part.dtype.kind == "b" for part in parts):
+        return np.stack(parts, axis=1)
+    return np.stack([part.astype(np.int64) if part.dtype.kind == "b" else part for part in parts], axis=1)
+
+
+def has_labels(frame: Any, label: str) -> bool:
+    """Return whether a table has all columns of labels that `label` names."""
+    there = columns(frame)
+    return set(label_names(label, there)) <= set(there)
 
 
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:

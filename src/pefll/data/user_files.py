@@ -38,18 +38,27 @@ _NPZ_LABEL = "y"  # default name in .npz files; LABEL is tried next
 
 
 def read_samples(
-    path: Path | str, *, label: str = LABEL, client: str = CLIENT, split: str = SPLIT, classes: int | None = None
+    path: Path | str,
+    *,
+    label: str | Sequence[str] = LABEL,
+    client: str = CLIENT,
+    split: str = SPLIT,
+    classes: int | None = None,
+    labels: str = "auto",
 ) -> Samples:
     """Return the samples in a user's file or folder.
 
     Args:
         path: an `.npz` with x, y and maybe client and split; a CSV or Parquet table; a folder `client/class/*.png`.
-        label: name of the column or array of labels; in an `.npz`, the default name also finds y.
+        label: name of the column or array of labels; in an `.npz`, the default name also finds y. A table may have
+            several columns of labels: give a list, or names with commas between them.
         client: name of the column or array of clients; the default name may be absent.
         split: name of the column or array with train, validation, test; it may be absent.
         classes: number of classes; by default the largest label + 1.
+        labels: what labels are, see `samples_from_arrays`.
     """
     path = arguments.path(path).expanduser()
+    label = frames.joined_names(label)
     label, client, split = (
         arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, SPLIT))
     )
@@ -62,14 +71,15 @@ def read_samples(
         y = _npz_label(path, label)
         arrays = read_npz(path, needed=("x", y, *named), optional=(client, split))
         return samples_from_arrays(
-            arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem
+            arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem, labels=labels
         )
     frame = frames.read_frame(path)
     names = frames.columns(frame)
-    if label not in names:
+    missing = [each for each in frames.label_names(label, names) if each not in names]
+    if missing:
         raise PefllError(
-            f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: name the right one "
-            f"with {argument('label')}",
+            f"{path.name}: there is no column {missing[0]!r} with labels; there are {', '.join(names)}: name the right "
+            f"one with {argument('label')}",
             code="PEFLL-D176",
         )
     if client not in names and client != CLIENT:
@@ -81,6 +91,7 @@ def read_samples(
         split if split in names else None,
         classes=classes,
         name=path.stem,
+        labels=labels,
     )
 
 
@@ -91,6 +102,7 @@ def load(
     *,
     label: str = LABEL,
     client: str = CLIENT,
+    labels: str = "auto",
 ) -> Samples:
     """Return the samples of `read_samples`, from the cache in the data folder if the file has not changed.
 
@@ -98,18 +110,19 @@ def load(
     """
     path = Path(path).expanduser()
     if _kind(path) == "npz":  # a cached copy would be no faster
-        return read_samples(path, label=label, client=client)
+        return read_samples(path, label=label, client=client, labels=labels)
     place = str(path.resolve())
     state = state_of(path)
 
     def build() -> Samples:
         cache.discard_orphans(data_dir)
-        return read_samples(path, label=label, client=client)
+        return read_samples(path, label=label, client=client, labels=labels)
 
     return cache.cached(
         f"own-{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}",
         data_dir,
-        {"path": place, "state": state, "label": label, "client": client},
+        {"path": place, "state": state, "label": label, "client": client}
+        | ({} if labels == "auto" else {"labels": labels}),
         build,
         report,
         what=str(path),
@@ -140,8 +153,9 @@ def read_client(
     alone: bool = False,
     instead: str = "",
     client_named: bool = False,
+    labels: str = "classes",
 ) -> tuple[Array, Array | None]:
-    """Return one client's samples: x [N, ...] as returned by `inputs`, and y int64 [N], or None without labels.
+    """Return one client's samples: x [N, ...] as returned by `inputs`, and y as in `Samples`, or None without labels.
 
     Args:
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
@@ -154,6 +168,7 @@ def read_client(
         alone: whether to raise PefllError for a file with samples of several clients.
         instead: end of that error: what else a user can do with such a file.
         client_named: whether the user gave the name `client`; then it must exist.
+        labels: what labels are: classes, numbers or sets.
     """
     path = Path(path).expanduser()
     kind = _kind(path, "class")
@@ -180,20 +195,23 @@ def read_client(
         # If `features` is empty, all other columns are features, even one with the name `CLIENT`.
         if client_named and frames.find_column(frame, client, path.name) is None:
             raise _no_client_column(path, client, names)
-        owned = find_owners(frame, candidates if features else (client,), (*features, label), path.name)
-        y = frames.column(frame, label, path.name) if label in names else None
-        chosen = tuple(features) or frames.feature_names(frame, (label, client, split), path.name)
+        label_columns = frames.label_names(label, names)
+        owned = find_owners(frame, candidates if features else (client,), (*features, *label_columns), path.name)
+        y = frames.label_column(frame, label, path.name) if frames.has_labels(frame, label) else None
+        chosen = tuple(features) or frames.feature_names(frame, (*label_columns, client, split), path.name)
         x = frames.matrix_by_name(frame, chosen, path.name, tokens=tokens)
     if alone and owned is not None:
         column, values = owned
         count = number_of_clients(values, column, path.name)
         if count > 1:
             raise _several_clients(path, count, instead, f", by {column!r}")
-    labels = None if y is None else labels_of(y, class_names, path.name)
+    found = None if y is None else labels_of(y, class_names, path.name, labels)
     x = inputs(x, path.name, tokens=tokens)
-    some = np.zeros(len(x), dtype=np.int64) if labels is None else labels
+    if found is not None and labels != "classes":
+        return samples_from_arrays(x, found, name=path.name, tokens=tokens, labels=labels).x, found
+    some = np.zeros(len(x), dtype=np.int64) if found is None else found
     classes = max(1, int(some.max(initial=0)) + 1)
-    return samples_from_arrays(x, some, classes=classes, name=path.name, tokens=tokens).x, labels
+    return samples_from_arrays(x, some, classes=classes, name=path.name, tokens=tokens, labels="classes").x, found
 
 
 def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:
@@ -227,6 +245,7 @@ def read_member(
     normalise: Normalise | None = None,
     tokens: bool = False,
     seed: int = 0,
+    labels: str = "classes",
 ) -> Federation:
     """Return a federation with one client, which takes part in the training of a real federation.
 
@@ -240,15 +259,25 @@ def read_member(
         normalise: channel statistics that all clients use for uint8 pixels.
         tokens: whether x holds tokens.
         seed: seed of the random splits.
+        labels: what labels are: classes, numbers or sets.
     """
     path = Path(path).expanduser()
     x, y = read_client(
-        path, label=label, split=split, features=features, class_names=class_names, tokens=tokens, alone=True
+        path,
+        label=label,
+        split=split,
+        features=features,
+        class_names=class_names,
+        tokens=tokens,
+        alone=True,
+        labels=labels,
     )
     if y is None:
         raise PefllError(f"{path} has no labels; add them, since training needs them", code="PEFLL-D180")
     parts = _read_split(path, split)
-    plain = samples_from_arrays(x, y, np.zeros(len(x), dtype=np.int64), parts, classes, path.name, tokens=tokens)
+    owner = np.zeros(len(x), dtype=np.int64)
+    known = classes or None
+    plain = samples_from_arrays(x, y, owner, parts, known, path.name, tokens=tokens, labels=labels)
     samples = replace(plain, normalise=normalise if plain.x.dtype == np.uint8 else None)
     if samples.split is None:
         return natural(samples, seed, unseen=0.0)
@@ -313,12 +342,13 @@ def federation_from_arrays(
     classes: int | None = None,
     name: str = "arrays",
     tokens: bool = False,
+    labels: str = "auto",
 ) -> Federation:
     """Return a federation of the clients that a user's arrays name.
 
     Args:
         x: [N, ...] numbers: features, tokens, or images channels-first or channels-last, see `arrays.inputs`.
-        y: [N] labels: whole numbers from 0, or texts.
+        y: labels: [N] whole numbers from 0 or texts; [N] or [N, k] floats; [N, k] of 0 and 1, see `Samples`.
         client: [N] the owner of each sample: any whole numbers or texts.
         split: [N] train, validation, test (or 0, 1, 2); None to split each client's samples at random.
         unseen: fraction of clients that never take part in training.
@@ -328,19 +358,20 @@ def federation_from_arrays(
         classes: number of classes; by default the largest label + 1.
         name: name of the data.
         tokens: whether x holds whole numbers that a model embeds, for example a text as [N, length].
+        labels: what labels are, see `samples_from_arrays`; with auto, their type and shape tell.
     """
     if client is None:
         name = arguments.text(name, "name")
         raise PefllError(
             f"{name}: there is no client column; name the clients, or partition the samples by class", code="PEFLL-D182"
         )
-    samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens)
+    samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens, labels=labels)
     return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
 def federation_from_frame(
     frame: Any,
-    label: str,
+    label: str | Sequence[str],
     client: str,
     *,
     split: str | None = None,
@@ -351,9 +382,10 @@ def federation_from_frame(
     seed: int = 0,
     classes: int | None = None,
     name: str = "frame",
+    labels: str = "auto",
 ) -> Federation:
     """Return a federation of the clients in a table; see `from_frame` and `federation_from_arrays`."""
-    samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name)
+    samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name, labels=labels)
     return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 

@@ -148,6 +148,11 @@ class Trials:
         if isinstance(outcome, Diverged):
             row["error"] = str(outcome)
         else:
+            if "accuracy" not in outcome.summary:
+                raise PefllError(
+                    "a search chooses by accuracy, but these labels are not classes; compare runs of `pefll train`",
+                    code="PEFLL-X500",
+                )
             accuracy = outcome.summary["accuracy"]["best"]
             row["seen_validation"] = accuracy["seen"]["per_sample"]
             if _HELD_OUT in self.protocol:

@@ -122,7 +122,7 @@ class PeFLL(refining.Refining):
     def phi(self) -> Network:
         """The embedding network φ, with parameters η_v."""
         p = self.problem
-        return undrawn_network(build_embedding, self.embedding, p.input_shape, p.classes, self.descriptor, p.tokens)
+        return undrawn_network(build_embedding, self.embedding, p.input_shape, p.encoded, self.descriptor, p.tokens)
 
     @cached_property
     def h(self) -> Network:
@@ -160,7 +160,7 @@ class PeFLL(refining.Refining):
     def describe(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v, the mean of φ over a random batch, [l]."""
         (batch,) = client.batches("descriptor", self.descriptor_batch or None, steps=1)
-        return batch.mean(self.phi(eta_v, batch.x, batch.y))
+        return batch.mean(self.phi(eta_v, batch.x, self.problem.embedded(batch.y)))
 
     def generate(self, server: Server, eta_h: Parameters, v: Tensor) -> Tensor:
         """Return personal models θ = h(v; η_h), [c, D], for descriptors v [c, l]."""
@@ -209,6 +209,6 @@ class PeFLL(refining.Refining):
         """Return v, the mean of φ over all training samples, [l]."""
         total, samples = eta_v.new_zeros(self.descriptor), eta_v.new_zeros(())
         for batch in client.everything():
-            total = total + batch.sum(self.phi(eta_v, batch.x, batch.y))
+            total = total + batch.sum(self.phi(eta_v, batch.x, self.problem.embedded(batch.y)))
             samples = samples + batch.weight.sum()
         return total / samples

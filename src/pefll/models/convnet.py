@@ -25,8 +25,9 @@ class LabelConv2d(nn.Conv2d):
         return F.conv2d(x, self.weight[:, : self.image_channels], self.bias)
 
     def of_labels(self, y: Tensor) -> Tensor:
-        """Map labels [b] to their biases [b, out_channels, 1, 1]."""
-        return self.weight[:, self.image_channels :].sum(dim=(2, 3)).T[y][:, :, None, None]
+        """Map labels, classes [b] or encoded [b, e], to their biases [b, out_channels, 1, 1]."""
+        of_values = self.weight[:, self.image_channels :].sum(dim=(2, 3)).T
+        return (y.to(of_values.dtype) @ of_values if y.is_floating_point() else of_values[y])[:, :, None, None]
 
 
 def check_images(input_shape: tuple[int, ...]) -> None:

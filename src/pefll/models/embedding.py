@@ -22,6 +22,11 @@ def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
 
 
+def encoded(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return classes [b] one-hot, [b, classes]; labels that a task has encoded already, [b, e] floats, unchanged."""
+    return y.to(dtype) if y.is_floating_point() else one_hot(y, classes, dtype)
+
+
 class ConvEmbedding(nn.Module):
     """The client's convolutional network with the label as extra input planes and the descriptor as output."""
 
@@ -32,7 +37,7 @@ class ConvEmbedding(nn.Module):
         self.net = build(input_shape, size, label_classes=classes if labels else 0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map samples [b, ...] and labels [b] to [b, size]."""
+        """Map samples [b, ...] and labels, [b] or encoded [b, e], to [b, size]."""
         output: Tensor = self.net(x, y) if self.uses_labels else self.net(x)
         return output
 
@@ -48,10 +53,10 @@ class MLPEmbedding(nn.Module):
         self.net = MLP((features,), size, hidden=(100,))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map samples [b, ...] and labels [b] to [b, size]."""
+        """Map samples [b, ...] and labels, [b] or encoded [b, e], to [b, size]."""
         x = x.flatten(1)
         if self.uses_labels:
-            x = torch.cat([x, one_hot(y, self.classes, x.dtype)], dim=1)
+            x = torch.cat([x, encoded(y, self.classes, x.dtype)], dim=1)
         output: Tensor = self.net(x)
         return output
 
@@ -68,10 +73,12 @@ class LSTMEmbedding(nn.Module):
             self.label_embedding = nn.Embedding(classes, self.net.lstm.input_size)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map texts int64 [b, length] and labels [b] to [b, size]."""
+        """Map texts int64 [b, length] and labels, [b] or encoded [b, e], to [b, size]."""
         steps = self.net.embedding(x.transpose(0, 1))
         if self.uses_labels:
-            steps = torch.cat([steps, self.label_embedding(y)[None]])
+            weight = self.label_embedding.weight
+            label = y.to(weight.dtype) @ weight if y.is_floating_point() else self.label_embedding(y)
+            steps = torch.cat([steps, label[None]])
         output: Tensor = self.net.last(last_state(self.net.lstm, steps))
         return output
 
@@ -88,9 +95,9 @@ class LinearEmbedding(nn.Module):
         self.linear = nn.Linear(classes, size)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map labels [b] to [b, size]."""
+        """Map labels, [b] or encoded [b, e], to [b, size]."""
         del x
-        return F.linear(one_hot(y, self.classes, self.linear.weight.dtype), self.linear.weight, self.linear.bias)
+        return F.linear(encoded(y, self.classes, self.linear.weight.dtype), self.linear.weight, self.linear.bias)
 
 
 class TwoEmbeddings(nn.Module):
@@ -111,7 +118,7 @@ class TwoEmbeddings(nn.Module):
         self.of_label = LinearEmbedding(input_shape, classes, size - size // 2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map samples [b, ...] and labels [b] to [b, size]."""
+        """Map samples [b, ...] and labels, [b] or encoded [b, e], to [b, size]."""
         return torch.cat([self.of_sample(x, y), self.of_label(x, y)], dim=1)
 
 

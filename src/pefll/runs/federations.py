@@ -13,6 +13,7 @@ from pefll.core.wording import argument
 from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
 from pefll.data.federation import Federation, Samples
 from pefll.runs.config import Config
+from pefll.tasks.names import labels_for
 
 
 def federation_of(config: Config, console: Console | None) -> Federation:
@@ -25,7 +26,7 @@ def federations_of(configs: Sequence[Config], console: Console | None) -> list[F
     known: dict[tuple[str, ...], Samples] = {}
     federations = []
     for config in configs:
-        source = (config.data, config.data_dir, config.label, config.client_column)
+        source = (config.data, config.data_dir, config.label, config.client_column, labels_for(config.task))
         if source not in known:
             known[source] = _samples_of(config, console)
         federations.append(_partitioned(known[source], config))
@@ -58,6 +59,7 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         lambda sentence: say(console, sentence) if console else None,
         label=config.label,
         client=config.client_column,
+        labels=labels_for(config.task),
     )
     # Only at the start of a run. After that, its config has a fingerprint.
     is_new = config.data not in DATASETS and not config.data_sha256

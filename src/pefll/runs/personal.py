@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ from torch import Tensor, nn
 from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
-from pefll.core.plugins import allow
+from pefll.core.plugins import allow, is_allowed
 from pefll.core.wording import argument, either
-from pefll.data.arrays import as_array, inputs
+from pefll.data.arrays import as_array, inputs, labels_of
+from pefll.data.client import Batch
 from pefll.data.frames import is_frame, matrix_by_name
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
+from pefll.tasks import Classification, Task
+from pefll.tasks.names import allow_task, bound_as, checked_task, task_of
 
 Array = npt.NDArray[Any]
 # A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
@@ -36,16 +40,18 @@ class PersonalModel(nn.Module):
     Attributes:
         network: the plain architecture with the client's weights; takes normalised samples.
         spec: the input, output and origin of the model.
+        task: what its output means; None if that is the user's own code, which nobody has named.
     """
 
-    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
+    def __init__(self, network: nn.Module, spec: ModelSpec, task: Task | None = None) -> None:
         super().__init__()
         self.network = network
         self.spec = spec
+        self.task = task or _task_in(spec)
         self.eval()  # to train it further, call `train()` first
 
     def forward(self, x: Any) -> Tensor:
-        """Return the scores [b, classes] of samples as the training data stores them.
+        """Return the scores [b, classes], or the task's outputs, of samples as the training data stores them.
 
         Args:
             x: [b, ...] uint8 pixels 0..255, float features, or tokens. A tensor must be on the model's device, and
@@ -68,30 +74,78 @@ class PersonalModel(nn.Module):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each class, in the order of `probabilities`; numbers if the data has no names."""
-        return self.spec.class_names or tuple(map(str, range(self.spec.classes)))
+        """The name of each class, or of each output, in the order of `probabilities`; numbers without names."""
+        return self.spec.class_names or tuple(map(str, range(self.spec.width)))
+
+    def probabilities(self, x: Any) -> Array:
+        """Return the probability of each class, or member of a set, for samples [N, ...], float [N, k]; see `predict`.
+
+        Raises:
+            PefllError: if the model predicts numbers.
+        """
+        labels = self._known_task().labels
+        if labels == "numbers":
+            raise PefllError("this model predicts numbers, which have no probabilities; use predict", code="PEFLL-M500")
+        return self._outputs(x, lambda output: output.softmax(dim=1) if labels == "classes" else output.sigmoid())
 
     @torch.no_grad()
-    def probabilities(self, x: Any) -> Array:
-        """Return the probability of each class for samples [N, ...], float [N, classes]; see `predict`."""
+    def _outputs(self, x: Any, function: Callable[[Tensor], Tensor]) -> Array:
+        """Return a function of the outputs for samples [N, ...], as an array."""
         # A tensor, because `forward` does not check its values again.
         samples = torch.from_numpy(check_input(x, self.spec))
         device = next(self.network.parameters()).device
         # Layout and alignment change the rounding. Copies have the same ones, so equal samples give equal results.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in torch.split(samples, 512))
-        parts = [self(part.to(device)).softmax(dim=1) for part in copies]
+        parts = [function(self(part.to(device))) for part in copies]
         return torch.cat(parts).cpu().numpy()
 
     def predict(self, x: Any, *, names: bool = False) -> Array:
         """Return the most likely class of each sample, int64 [N]; with `names` its name, as texts [N].
+
+        A regression returns numbers, float [N] or [N, k], in the unit of the labels. A multi-label model returns which
+        members are in each set, bool [N, k]; with `names` a tuple of names for each sample.
 
         Args:
             x: [N, ...] samples as an array, a list or a tensor; or a pandas or polars table. A table's columns are
                 found by their names in the training data; other columns are ignored.
             names: whether to return the names of classes.
         """
-        classes: Array = self.probabilities(x).argmax(axis=1)
-        return np.asarray(self.class_names)[classes] if names else classes
+        task = self._known_task()
+        if type(task) is Classification:
+            found: Array = self.probabilities(x).argmax(axis=1)
+        else:
+            found = self._outputs(x, task.predict)
+        if not names or task.labels == "numbers":
+            return found
+        known = np.asarray(self.class_names)
+        if task.labels == "classes":
+            return known[found]
+        sets = np.empty(len(found), dtype=object)
+        sets[:] = [tuple(known[row].tolist()) for row in found]
+        return sets
+
+    @torch.no_grad()
+    def metrics(self, x: Any, y: Any) -> dict[str, float]:
+        """Return the task's metrics on samples [N, ...] with labels y, the most important one first."""
+        task = self._known_task()
+        labels = torch.from_numpy(labels_of(y, self.spec.class_names, "y", task.labels))
+        output = torch.from_numpy(self._outputs(x, lambda output: output))
+        if len(labels) != len(output):
+            raise PefllError(
+                f"there are {len(output):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
+            )
+        known = torch.ones(self.spec.classes, dtype=torch.bool) if self.spec.classes else None
+        found = task.metrics(task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
+        # The file does not know the loss of training, and nothing is masked.
+        return {name: value for name, value in found.items() if name not in ("loss", "masked")}
+
+    def _known_task(self) -> Task:
+        if self.task is None:
+            give = argument("task", self.spec.task or "")
+            raise PefllError(
+                f"the model's output means what your own code says; name this code with {give}", code="PEFLL-M502"
+            )
+        return self.task
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
         """Write weights and spec as one safetensors file; PefllError if it exists, unless `overwrite` allows it."""
@@ -116,13 +170,20 @@ class PersonalModel(nn.Module):
         write_whole(path, modelfile.to_bytes(tensors, spec), private=True)
 
     @classmethod
-    def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
+    def load(
+        cls,
+        path: Path | str,
+        network: nn.Module | None = None,
+        architecture: str | None = None,
+        task: str | Task | None = None,
+    ) -> PersonalModel:
         """Return a model that `save` wrote.
 
         Args:
             path: the file.
             network: the architecture, if the package cannot build it by name.
             architecture: the architecture's name, such as `lenet` or `package.module:function`.
+            task: your own task, if the run was trained with one: a value, or its name `package.module:Class`.
         """
         path = arguments.path(path)
         if path.is_dir():
@@ -135,6 +196,10 @@ class PersonalModel(nn.Module):
         header = modelfile.read_header(path)
         spec = header.spec
         allow(architecture)
+        allow_task(task)
+        own = checked_task(task)
+        if own is not None:
+            own = bound_as(own, spec.task or f"classification classes={spec.classes}")
         name = architecture or spec.model
         # A file must not choose the code that runs, so only the caller names functions.
         if network is None and architecture is None and name not in MODELS:
@@ -144,7 +209,7 @@ class PersonalModel(nn.Module):
                 f"{path} holds a model of your own: name the function that builds it with {give}{module}",
                 code="PEFLL-M051",
             )
-        shape, classes = spec.input_shape, spec.classes
+        shape, classes = spec.input_shape, spec.width
         # Checked before anything is built or read, so that a file cannot ask for a huge model.
         _check_fits(path, header, _weights_without_values(network, name, shape, classes))
         tensors = modelfile.read_tensors(path, header)
@@ -167,7 +232,15 @@ class PersonalModel(nn.Module):
                 "with `pefll personalize`",
                 stacklevel=2,
             )
-        return cls(network, spec)
+        return cls(network, spec, own)
+
+
+def _task_in(spec: ModelSpec) -> Task | None:
+    """Return the task in a spec; None if it is a user's own code that may not run here."""
+    if not spec.task:
+        return Classification(spec.classes)
+    own = spec.task.split()[0]
+    return None if ":" in own and not is_allowed(own) else task_of(spec.task, for_predictions=True)
 
 
 def _weights_without_values(

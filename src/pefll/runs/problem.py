@@ -15,14 +15,23 @@ from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, resolve_model
 from pefll.models.check import probe
 from pefll.models.spec import ModelSpec
+from pefll.tasks import Task
+from pefll.tasks.checking import check_loss
+from pefll.tasks.names import inferred, name_of
+from pefll.tasks.sums import layout_of
 
 
-def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, ModelSpec]:
-    """Return the learning problem of a federation, and the spec of its model."""
+def describe_problem(
+    federation: Federation, model: str | nn.Module, task: Task | None = None
+) -> tuple[Problem, ModelSpec]:
+    """Return the learning problem of a federation, and the spec of its model; by default the task fits the labels."""
     shape, classes, tokens = federation.input_shape, federation.classes, federation.tokens
+    bound = (task or inferred(federation)).bind(federation)
+    layout_of(bound, federation.y, classes)  # so that sums that cannot be used are an error now
     name = resolve_model(model, shape, tokens) if isinstance(model, str) else ""
-    network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes))
-    check_model(network, shape, classes, tokens)
+    network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, bound.outputs))
+    check_model(network, shape, bound.outputs, tokens, "class" if classes else "")
+    check_loss(bound, network, federation)
     spec = ModelSpec(
         model=name,
         input_shape=shape,
@@ -37,8 +46,11 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         dataset=federation.name,
         weights=network.size,
         probe=probe(network, shape, tokens),
+        task=name_of(bound) or None,
+        outputs=None if classes else bound.outputs,
+        label_columns=federation.y.shape[1] if federation.y.dim() > 1 else None,
     )
-    return Problem(network, shape, classes, federation.num_clients, tokens), spec
+    return Problem(network, shape, classes, federation.num_clients, tokens, bound), spec
 
 
 def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -76,7 +76,7 @@ def write_each(
                 else:
                     model = run.personalize(one.x, one.y)
                     spec = dataclasses.replace(model.spec, made_from=source)
-                    PersonalModel(model.network, spec).save(path, overwrite=force)
+                    PersonalModel(model.network, spec, model.task).save(path, overwrite=force)
                     made.append(one.client)
                 index.append({"user": one.client, "file": path.name, "samples": len(one.x)})
             except PefllError as error:

@@ -23,6 +23,8 @@ from pefll.runs.claim import check_claim, finished_state
 from pefll.runs.config import Config
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
+from pefll.tasks import Task
+from pefll.tasks.names import asked_text, checked_task, inferred, with_labels_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,7 @@ def resolve(
     out: str | Path | None = None,
     *,
     model: str | nn.Module | None = None,
+    task: Task | None = None,
     runs: int = 1,
     label: str = "",
     tunes: bool = False,
@@ -106,13 +109,17 @@ def resolve(
         federation: the clients and their samples.
         out: a folder for the run, or None.
         model: an `nn.Module` given in Python; if it is not a module, the config names the model.
+        task: a task given in Python; None for the config's.
         runs: number of runs that are trained at once and share the memory.
         label: see `RunSpec`.
         tunes: see `RunSpec`.
         holds_out: see `RunSpec`.
     """
-    config = dataclasses.replace(config, data_sha256=federation.fingerprint())
-    problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+    task = task or checked_task(config.task) or inferred(federation)
+    federation = with_labels_of(task, federation)
+    asked = asked_text(task, federation)
+    config = dataclasses.replace(config, data_sha256=federation.fingerprint(), task=asked)
+    problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model, task)
     folder = None if out is None else RunFolder(Path(out))
     # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
     check_claim(folder, config, model_spec)
@@ -150,7 +157,9 @@ def resolve(
 
 def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, maps: bool = True) -> RunSpec:
     """Return the spec of a run on an engine that is open already; see `resolve` and `RunSpec`."""
-    _, model_spec = describe_problem(engine.federation, config.model)
+    task = engine.method.problem.task
+    _, model_spec = describe_problem(engine.federation, config.model, task)
+    config = dataclasses.replace(config, task=asked_text(task, engine.federation))
     if not engine.method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
     folder = None if out is None else RunFolder(Path(out))

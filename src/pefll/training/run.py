@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +21,10 @@ from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
-from pefll.data.arrays import labels_of
+from pefll.data.arrays import blank_labels, labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble, check_is_federation
-from pefll.data.frames import column, is_frame, matrix_by_name
 from pefll.data.frames import columns as columns_of
+from pefll.data.frames import has_labels, is_frame, label_column, label_names, matrix_by_name
 from pefll.data.owners import (
     Columns,
     Name,
@@ -53,7 +52,9 @@ from pefll.runs.personal import PersonalModel, check_input, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model
 from pefll.runs.progress import check_progress, restore
 from pefll.runs.record import RunFolder, last_round, rounds_of
-from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
+from pefll.tasks import Classification, Score, Task
+from pefll.tasks.names import allow_task, bound_as, checked_task, task_of, with_labels_of
+from pefll.training.evaluation import Evaluation, Measure, client_scores, split_number
 from pefll.training.summary import counting
 
 
@@ -84,10 +85,31 @@ class ClientScore(NamedTuple):
         return self.correct / self.samples if self.samples else math.nan
 
 
-def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
-    """Return the accuracies of seen and unseen clients from each client's own score."""
-    groups = ([one[3:] for one in clients if one.seen == seen] for seen in (True, False))  # from samples to loss
-    return Evaluation(*(accuracy_of(np.array(sums, dtype=np.float64).reshape(-1, 4)) for sums in groups))
+class ClientMetrics(NamedTuple):
+    """How good a client's personal model is, for a task with other sums than those of a `ClientScore`.
+
+    Attributes:
+        client: the client's number in the federation.
+        name: the client's name in the data.
+        seen: whether the client took part in training.
+        samples: number of samples.
+        metrics: the task's metrics by name; NaN if they are not defined, as without samples.
+    """
+
+    client: int
+    name: str
+    seen: bool
+    samples: int
+    metrics: dict[str, float]
+
+
+def _client_result(measure: Measure, sums: Any, client: int, data: Federation) -> ClientScore | ClientMetrics:
+    """Return the result of one client from its sums [width]."""
+    name, seen = data.name_of(client), client < data.num_seen
+    if measure.layout.kind is Score:
+        samples, correct, masked, loss = sums
+        return ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss))
+    return ClientMetrics(client, name, seen, int(sums[0]), measure.client(sums))
 
 
 class ClientsFailed(PefllError):
@@ -161,30 +183,37 @@ class Run:
     def evaluate(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
     ) -> Evaluation:
-        """Return the accuracies of all clients' personal models on one split of the clients' own samples.
+        """Return the metrics of all clients' personal models on one split of the clients' own samples.
 
         Args:
             split: train, validation or test.
-            federation: other data with the same classes and shape; None for the data that the run was trained on.
+            federation: other data with the same labels and shape; None for the data that the run was trained on.
             console: shows progress; None for silence.
         """
-        return evaluation_of_clients(self.evaluate_clients(split, federation, console))
+        return self.scores(split, federation, console)[0]
 
     def evaluate_clients(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
-    ) -> list[ClientScore]:
-        """Return each client's own score, seen clients first; see `evaluate`."""
+    ) -> list[ClientScore] | list[ClientMetrics]:
+        """Return each client's own score, seen clients first; see `evaluate`. Other tasks give `ClientMetrics`."""
+        return self.scores(split, federation, console)[1]
+
+    def scores(
+        self, split: str = "test", federation: Federation | None = None, console: Console | None = None
+    ) -> tuple[Evaluation, list[Any]]:
+        """Return what `evaluate` and `evaluate_clients` return, with one pass over the samples."""
         number = split_number(split)
         if federation is not None:
             check_is_federation(federation)
-        data = federation or self.federation or federation_of(self.config, console)
-        spec = self.model_spec
+        spec, task = self.model_spec, self.method.problem.task
+        data = with_labels_of(task, federation or self.federation or federation_of(self.config, console))
         if data.input_shape != spec.input_shape or data.classes != spec.classes:
             raise PefllError(
                 f"the run was trained on {spec.classes} classes and samples of shape {spec.input_shape}, "
                 f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
                 code="PEFLL-T121",
             )
+        task.check(data)
         if (
             self.method.trains_new_clients
             and federation is not None
@@ -201,11 +230,9 @@ class Run:
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
             everyone = np.arange(data.num_clients)
             sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
-        scores = []
-        for client, (samples, correct, masked, loss) in enumerate(sums):
-            name, seen = data.name_of(client), client < data.num_seen
-            scores.append(ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss)))
-        return scores
+        measure = Measure.of(self.method, data)
+        clients = [_client_result(measure, row, client, data) for client, row in enumerate(sums)]
+        return measure.evaluation(sums, data.num_seen), clients
 
     @property
     def columns(self) -> Columns:
@@ -236,7 +263,11 @@ class Run:
             raise PefllError(
                 f"this run needs labels to personalise; train a run that needs none with {words}", code="PEFLL-T122"
             )
-        labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, spec.class_names, "y")
+        task = self.method.problem.task
+        if y is None:
+            labels = blank_labels(task.labels, len(x), spec.label_columns)
+        else:
+            labels = labels_of(y, spec.class_names, "y", task.labels)
         samples = Samples(
             x=x,
             y=labels,
@@ -246,7 +277,9 @@ class Run:
             tokens=spec.tokens,
         )
         one = _one_client(samples, num_seen=0)
-        if y is None:
+        if not spec.classes:
+            task.check(one)
+        if y is None and task.labels != "numbers":
             one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # -1 is no class; 0 would be the first class
         engine = SerialEngine(one, self.method, self.config.seed, 0, _dtype_of(self.config))
         with closing(engine), torch.no_grad():
@@ -256,7 +289,7 @@ class Run:
             make = getattr(self.method, "personal_module", None)
             module = make(cohort, theta) if make else self.method.problem.model.with_parameters(theta[0])
         neighbours = module.settings if isinstance(module, NeighbourModel) else None
-        return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours))
+        return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours), task)
 
     def _check_refining(self) -> None:
         """Raise PefllError if clients need labels for nothing but steps on their device."""
@@ -313,15 +346,17 @@ class Run:
         columns = self.columns
         # Without names of features, a column with the usual name of clients may be a feature.
         candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
-        owned = find_owners(frame, candidates, (*columns.features, columns.label), "the table")
+        owned = find_owners(
+            frame, candidates, (*columns.features, *label_names(columns.label, columns_of(frame))), "the table"
+        )
         if owned is not None and (count := number_of_clients(owned[1], owned[0], "the table")) > 1:
             raise PefllError(
                 f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give the samples of one "
                 f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
                 code="PEFLL-M037",
             )
-        if y is None and columns.label in columns_of(frame):
-            y = column(frame, columns.label, "the table")
+        if y is None and has_labels(frame, columns.label):
+            y = label_column(frame, columns.label, "the table")
         if not columns.features:
             warn_of_positions()
         chosen = features_in(frame, columns, "the table")
@@ -333,6 +368,7 @@ def load(
     console: Console | None = None,
     model: nn.Module | str | None = None,
     method: str | None = None,
+    task: str | Task | None = None,
 ) -> Run:
     """Return the run in a folder, with the state of its best round and without data.
 
@@ -343,12 +379,14 @@ def load(
             Its buffers and frozen parameters must be the same as in training: the run does not store them. A model
             that gives other scores for a test input is refused.
         method: your own method, `package.module:Class`, if the run was trained with one.
+        task: your own task, or the task with your own loss or metric, if the run was trained with one.
     """
     if model is not None and not isinstance(model, nn.Module | str):
         raise PefllError(
             f"the model must be an instance of torch.nn.Module, or a name, not {model!r}", code="PEFLL-M050"
         )
     allow(model, method)
+    allow_task(task)
     folder = RunFolder(arguments.path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file, folder.trained_with())
@@ -376,12 +414,13 @@ def load(
             code="PEFLL-T123",
         )
     if model is None or isinstance(model, str):
-        module = build_checked_model(model or spec.model, spec.input_shape, spec.classes)
+        module = build_checked_model(model or spec.model, spec.input_shape, spec.width)
     else:
         module = model
-    problem = Problem(Network(module), spec.input_shape, spec.classes, spec.num_clients, spec.tokens)
+    known = _task_of(spec, task, path)
+    problem = Problem(Network(module), spec.input_shape, spec.classes, spec.num_clients, spec.tokens, known)
     learner = build_checked_method(_method_of(config, method, path), problem, config.settings)
-    template = method_template(learner, config)
+    template = method_template(learner, config, spec.label_columns)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # After `restore`, which has a clearer sentence for a model of another size.
     scores = probe(problem.model, problem.input_shape, problem.tokens)
@@ -392,6 +431,22 @@ def load(
         note(str(error))
         history = []
     return Run(config, learner, best, final, spec, summary, history=history)
+
+
+def _task_of(spec: ModelSpec, given: Any, path: str | Path) -> Task:
+    """Return the task of a run, from its spec, or the one that a user has given."""
+    if given is None:
+        return task_of(spec.task) if spec.task else Classification(spec.classes)
+    task = checked_task(given)
+    assert task is not None
+    task = bound_as(task, spec.task or f"classification classes={spec.classes}")
+    if task.outputs != spec.width:
+        raise PefllError(
+            f"{path} was trained with a task of {counted(spec.width, 'output')}, but yours has {task.outputs}; give "
+            "the same task",
+            code="PEFLL-T500",
+        )
+    return task
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:
@@ -406,13 +461,13 @@ def _method_of(config: Config, given: str | None, path: str | Path) -> str:
     )
 
 
-def method_template(method: Method[Any], config: Config) -> Tree:
+def method_template(method: Method[Any], config: Config, label_columns: int | None = None) -> Tree:
     """Return a state with the method's shapes and types, made with one made-up client."""
     problem = method.problem
     kind = np.int64 if problem.tokens else np.float32
     samples = Samples(
         x=np.zeros((2, *problem.input_shape), dtype=kind),
-        y=np.zeros(2, dtype=np.int64),
+        y=blank_labels(problem.task.labels, 2, label_columns),
         classes=problem.classes,
         tokens=problem.tokens,
     )

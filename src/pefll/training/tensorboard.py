@@ -48,7 +48,8 @@ class TensorBoard(Callback):
         with sentences_for_disk_errors("TensorBoard's events"):
             for group in GROUPS:
                 for name, value in (row[group] or {}).items():
-                    writer.add_scalar(f"validation/{group}/{name}", value, row["round"])
+                    if value is not None:
+                        writer.add_scalar(f"validation/{group}/{name}", value, row["round"])
             writer.flush()
 
     def on_end(self, run: ActiveRun) -> None:
