@@ -145,7 +145,7 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
     array = as_array(y, "y", name)
     if array.ndim == 2 and array.shape[1] and array.dtype.kind in "bui" and ((array == 0) | (array == 1)).all():
         return "sets"
-    known = array[np.isfinite(array)] if array.dtype.kind == "f" else array[:0]
+    known = array[np.isfinite(array)] if array.dtype.kind == "f" else np.zeros(0)
     if not known.size:
         return "classes"  # or nothing at all, which the check of classes says
     if array.ndim == 1 and (np.floor(known) == known).all():

@@ -19,6 +19,7 @@ from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.names import client_name
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
+from pefll.tasks.names import allow_task, checked_task, inferred, labels_for, name_of
 
 MOST_GENERATED_NAMES = 10_000  # more would take long, because each client gets a key
 
@@ -49,6 +50,7 @@ def agreement_like(
     seed: int = 0,
     label: str = LABEL,
     client: str = CLIENT,
+    task: str = "",
 ) -> Agreement:
     """Return an agreement for clients whose data has the same form as the example `like`.
 
@@ -62,15 +64,20 @@ def agreement_like(
         seed: seed of all random draws.
         label: see `load_samples`.
         client: name of the column with the client, which is not used as a feature.
+        task: the task and its settings, as text; "" for the one that fits the labels. A regression takes the mean and
+            the deviation of labels from the example.
     """
     allow(method, model)
+    allow_task(task)
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise PefllError(f"{argument('pairs', option='--set')} takes NAME=VALUE, not {pair!r}", code="PEFLL-F426")
         settings[name.strip()] = value.strip()
-    samples = load_samples(like, data_dir, label=label, client=client)
+    samples = load_samples(like, data_dir, label=label, client=client, labels=labels_for(task))
+    example = natural(_of_one_client(samples), 0, unseen=0.0, validation=0.0, test=0.0)
+    learned = (checked_task(task) or inferred(example)).bind(example)
     agreed = Agreement(
         method=method,
         settings=typed_settings(method, settings),
@@ -84,6 +91,8 @@ def agreement_like(
         class_names=samples.class_names,
         feature_names=samples.feature_names,
         dataset=samples.name,
+        learns=name_of(learned),
+        label_columns=samples.y.shape[1] if samples.y.ndim > 1 else 0,
     )
     agreed.build()  # raises PefllError for wrong settings, before any file is written
     return _with_small_descriptor(agreed)
@@ -132,5 +141,9 @@ def statistics(samples: Samples) -> Normalise | None:
     """Return the channel statistics of an example's training samples; None if the samples are not images."""
     if samples.normalise is not None:
         return samples.normalise
-    alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=())
-    return with_channel_stats(natural(alone, 0, unseen=0.0)).normalise
+    return with_channel_stats(natural(_of_one_client(samples), 0, unseen=0.0)).normalise
+
+
+def _of_one_client(samples: Samples) -> Samples:
+    """Return samples as those of one client."""
+    return replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=(), client_keys=None)

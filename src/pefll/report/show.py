@@ -13,7 +13,7 @@ from rich.text import Text
 from pefll.core.progress import say
 from pefll.report.plots import curves, descriptor_map
 from pefll.report.runs import StoredRun, different_data, read_runs
-from pefll.report.table import costs_table, grouped_table, runs_table
+from pefll.report.table import costs_table, grouped_table, runs_table, same_metric
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder
 
@@ -21,8 +21,9 @@ from pefll.runs.record import RunFolder
 def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
     """Print tables and curves of runs, which may be unfinished; draw pictures and return their paths.
 
-    The pictures are curves.png, and descriptors.png for runs with descriptors. They are in the folder `out`, by default
-    the first run's folder. Without matplotlib there are no pictures.
+    The pictures are curves.png, and descriptors.png for runs with descriptors. Runs of different tasks have pictures of
+    their own. They are in the folder `out`, by default the first run's folder. Without matplotlib there are no
+    pictures.
     """
     runs = read_runs([RunFolder(path) for path in paths])
     if not runs:
@@ -30,7 +31,8 @@ def show(paths: list[Path], out: Path | None, console: Console) -> list[Path]:
     for run in runs:
         if age := run.folder.note_of_age():
             say(console, age)
-    for table in (runs_table(runs), grouped_table(runs), costs_table(runs)):
+    of_metrics = [make(same) for same in same_metric(runs) for make in (runs_table, grouped_table)]
+    for table in (*of_metrics, costs_table(runs)):
         if table is not None:
             console.print(table)
             console.print()
@@ -47,7 +49,8 @@ def _print_curves(runs: list[StoredRun], console: Console) -> None:
     if len(runs) == 1:
         console.print(run_plot(with_history[0], width=max(20, min(72, console.width - 8))))
     else:
-        console.print(sparklines(with_history))
+        for same in same_metric(with_history):
+            console.print(sparklines(same))
     console.print()
 
 
@@ -57,7 +60,9 @@ def _draw(runs: list[StoredRun], out: Path, console: Console) -> list[Path]:
         return []
     drawings: list[tuple[Path, Callable[[Path], None]]] = []
     if any(run.history for run in runs):
-        drawings.append((out / "curves.png", partial(curves, [run.folder for run in runs])))
+        for number, same in enumerate(same_metric([run for run in runs if run.history])):
+            name = "curves.png" if not number else f"curves-{same[0].metric}.png"
+            drawings.append((out / name, partial(curves, [run.folder for run in same])))
     described = [run.folder for run in runs if run.folder.descriptors_file.is_file()]
     for folder, name in zip(described, _names(described, alone=len(runs) == 1), strict=True):
         drawings.append((out / name, partial(descriptor_map, folder)))

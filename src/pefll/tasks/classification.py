@@ -112,7 +112,7 @@ class Classification(BaseTask):
             )
         if self.class_weights and len(self.class_weights) != self.classes:
             raise PefllError(
-                f"there are {len(self.class_weights)} class_weights for {self.classes} classes; give one for each class",
+                f"there are {len(self.class_weights)} class_weights for {self.classes} classes; give one each",
                 code="PEFLL-S505",
             )
         check_metrics(self.measured, (*Score._fields, "accuracy"))

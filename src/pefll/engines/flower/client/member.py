@@ -74,7 +74,10 @@ class Member:
             normalise=agreed.normalise,
             tokens=agreed.tokens,
             seed=agreed.seed,
+            labels=agreed.labels,
         )
+        if not agreed.classes:
+            agreed.build().problem.task.check(own)
         if own.input_shape != agreed.input_shape:
             raise PefllError(
                 f"{self.data}: samples have shape {own.input_shape}, but the federation agreed on {agreed.input_shape}",
