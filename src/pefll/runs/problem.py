@@ -27,11 +27,11 @@ def describe_problem(
     """Return the learning problem of a federation, and the spec of its model; by default the task fits the labels."""
     shape, classes, tokens = federation.input_shape, federation.classes, federation.tokens
     bound = (task or inferred(federation)).bind(federation)
-    layout_of(bound, federation.y, classes)  # so that sums that cannot be used are an error now
     name = resolve_model(model, shape, tokens) if isinstance(model, str) else ""
     network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, bound.outputs))
     check_model(network, shape, bound.outputs, tokens, "class" if classes else "")
-    check_loss(bound, network, federation)
+    check_loss(bound, federation)
+    layout_of(bound, federation.y, classes)  # so that sums that cannot be used are an error now
     spec = ModelSpec(
         model=name,
         input_shape=shape,

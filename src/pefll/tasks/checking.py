@@ -11,12 +11,11 @@ from pefll.core.arguments import shown
 from pefll.core.errors import PefllError, first_line
 from pefll.core.plugins import fault
 from pefll.data.federation import Federation
-from pefll.models.network import Network
 from pefll.tasks.classification import is_cross_entropy
 from pefll.tasks.contract import Task
 
 
-def check_loss(task: Task, network: Network, federation: Federation) -> None:
+def check_loss(task: Task, federation: Federation) -> None:
     """Raise PefllError if a task's loss of some samples is not one number per sample, with a gradient."""
     if is_cross_entropy(task) or not len(federation.rows):
         return

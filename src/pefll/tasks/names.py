@@ -128,7 +128,8 @@ def with_labels_of(task: Task, data: Federation) -> Federation:
 
 def bound_as(task: Task, text: str) -> Task:
     """Return a task that a user gave, with what the task in a file's text has taken from its data."""
-    words = [word for word in text.split()[1:] if word.partition("=")[0] in _TAKEN]
+    fields = {each.name for each in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else set()
+    words = [word for word in text.split()[1:] if word.partition("=")[0] in fields.intersection(_TAKEN)]
     settings: dict[str, Any] = settings_in(words, type(task)) if dataclasses.is_dataclass(task) else {}
     unset = {name: value for name, value in settings.items() if not getattr(task, name)}
     return replace(task, **unset) if unset else task  # type: ignore[type-var]

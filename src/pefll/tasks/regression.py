@@ -74,7 +74,12 @@ class Regression(BaseTask):
         return (
             Metric("rmse", figures.squares, figures.rmse, smaller_is_better=True, bounds=(0, float("inf"))),
             Metric("mae", figures.mae, smaller_is_better=True, bounds=(0, float("inf"))),
-            Metric("r2", figures.of_r2, figures.r2),
+            # R² does not depend on the unit. Standardised numbers have smaller rounding errors in their squares.
+            Metric(
+                "r2",
+                lambda output, y: figures.of_r2(self._standardised(output, output), self._standardised(y, output)),
+                figures.r2,
+            ),
             *(replace(each, values=_like_labels(each.values)) for each in self.extra if isinstance(each, Metric)),
         )
 

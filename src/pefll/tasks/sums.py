@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pefll.core.arguments import shown
-from pefll.core.errors import PefllError
+from pefll.core.errors import PefllError, first_line
+from pefll.core.plugins import fault
 from pefll.core.tree import map_tree
 from pefll.data.client import Batch
 from pefll.tasks.contract import Task
@@ -28,11 +29,16 @@ def no_sums(task: Task, y: Tensor, classes: int, dtype: torch.dtype) -> Any:
         classes: number of classes; 0 without classes.
         dtype: type of the sums.
     """
+    return map_tree(torch.zeros_like, _measured(task, y, classes, dtype))
+
+
+def _measured(task: Task, y: Tensor, classes: int, dtype: torch.dtype) -> Any:
+    """Return what the task's `measure` returns for a batch of one sample without weight."""
     one = y.new_zeros((1, *y.shape[1:]))
     output = torch.zeros((1, task.outputs), dtype=dtype, device=y.device)
     batch = Batch(output, one, output.new_zeros(1))
     known = torch.ones(classes, dtype=torch.bool, device=y.device) if classes else None
-    return map_tree(torch.zeros_like, task.measure(output, batch, known))
+    return task.measure(output, batch, known)
 
 
 class Layout(NamedTuple):
@@ -63,12 +69,19 @@ class Layout(NamedTuple):
 
 def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
     """Return the layout of a task's sums for labels like y; PefllError if the task's `measure` returns no sums."""
-    found = no_sums(task, y[:0].cpu(), classes, torch.float32)
+    name = type(task).__name__
+    try:
+        found = _measured(task, y[:0].cpu(), classes, torch.float32)
+    except Exception as error:  # a user's code may raise anything
+        raise PefllError(
+            f"measure of the task {name}, or one of its metrics, failed for a sample: {fault(error) or first_line(error)}",
+            code="PEFLL-S526",
+        ) from error
     fields = getattr(found, "_fields", ())
     if not fields or fields[0] != "samples" or not all(isinstance(part, Tensor) and part.dim() < 2 for part in found):
         raise PefllError(
-            f"measure of the task {type(task).__name__} returns {shown(found)}; it must return a NamedTuple of tensors "
-            "[] or [n], of which the first is `samples`",
+            f"measure of the task {name} returns {shown(found)}; it must return a NamedTuple of tensors [] or [n], of "
+            "which the first is `samples`",
             code="PEFLL-S520",
         )
     return Layout(type(found), tuple(tuple(part.shape) for part in found))
