@@ -290,8 +290,10 @@ def _resumed(folder: RunFolder, given: dict[str, Any]) -> Config:
     if "settings" in given:
         given = given | {"settings": started.settings | typed_settings(started.method, given["settings"])}
     config = dataclasses.replace(started, **given)
-    if "task" in given and task_text(given["task"]) == started.task:  # the same settings, written in another way
-        config = dataclasses.replace(config, task=started.task)
+    if "task" in given:
+        # A user names the code again, or writes the same settings in another way.
+        same = started.task.split()[:1] == [given["task"]] or task_text(given["task"]) == started.task
+        config = dataclasses.replace(config, task=started.task if same else config.task)
     started.check_same(config)
     return config
 

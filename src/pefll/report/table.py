@@ -53,7 +53,7 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
         "masked: a client never predicts a class that is not in its training labels;\n"
         "worst tenth: the mean over the tenth of the clients with the lowest accuracy"
         if other == "masked"
-        else f"per client: the mean of the clients' {runs[0].metric};\nworst tenth: the mean over the worst tenth of them"
+        else f"per client: the mean over clients of {runs[0].metric};\nworst tenth: over the worst tenth of them"
     )
     if not all(run.finished for run in runs):
         latest = "validation accuracy" if other == "masked" else "validation metric"

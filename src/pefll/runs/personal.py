@@ -27,7 +27,7 @@ from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 from pefll.tasks import Classification, Task
-from pefll.tasks.names import allow_task, bound_as, checked_task, task_of
+from pefll.tasks.names import allow_task, named_again, task_of
 
 Array = npt.NDArray[Any]
 # A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
@@ -197,9 +197,7 @@ class PersonalModel(nn.Module):
         spec = header.spec
         allow(architecture)
         allow_task(task)
-        own = checked_task(task)
-        if own is not None:
-            own = bound_as(own, spec.task or f"classification classes={spec.classes}")
+        own = named_again(task, spec.task or f"classification classes={spec.classes}") if task is not None else None
         name = architecture or spec.model
         # A file must not choose the code that runs, so only the caller names functions.
         if network is None and architecture is None and name not in MODELS:

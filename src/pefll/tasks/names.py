@@ -126,8 +126,15 @@ def with_labels_of(task: Task, data: Federation) -> Federation:
     return replace(data, y=data.y.to(torch.float32), classes=0)
 
 
-def bound_as(task: Task, text: str) -> Task:
-    """Return a task that a user gave, with what the task in a file's text has taken from its data."""
+def named_again(given: Any, text: str) -> Task:
+    """Return the task in a file's text, whose code a user has named, or else the task that the user gives instead.
+
+    What the task in the file has taken from its data is taken over.
+    """
+    if isinstance(given, str) and text.split()[:1] == [given.strip()]:
+        return task_of(text)
+    task = checked_task(given)
+    assert task is not None
     fields = {each.name for each in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else set()
     words = [word for word in text.split()[1:] if word.partition("=")[0] in fields.intersection(_TAKEN)]
     settings: dict[str, Any] = settings_in(words, type(task)) if dataclasses.is_dataclass(task) else {}

@@ -74,7 +74,7 @@ def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
         found = _measured(task, y[:0].cpu(), classes, torch.float32)
     except Exception as error:  # a user's code may raise anything
         raise PefllError(
-            f"measure of the task {name}, or one of its metrics, failed for a sample: {fault(error) or first_line(error)}",
+            f"measure of the task {name}, or a metric, failed for a sample: {fault(error) or first_line(error)}",
             code="PEFLL-S526",
         ) from error
     fields = getattr(found, "_fields", ())

@@ -53,7 +53,7 @@ from pefll.runs.problem import build_checked_method, build_checked_model
 from pefll.runs.progress import check_progress, restore
 from pefll.runs.record import RunFolder, last_round, rounds_of
 from pefll.tasks import Classification, Score, Task
-from pefll.tasks.names import allow_task, bound_as, checked_task, task_of, with_labels_of
+from pefll.tasks.names import allow_task, named_again, task_of, with_labels_of
 from pefll.training.evaluation import Evaluation, Measure, client_scores, split_number
 from pefll.training.summary import counting
 
@@ -437,9 +437,7 @@ def _task_of(spec: ModelSpec, given: Any, path: str | Path) -> Task:
     """Return the task of a run, from its spec, or the one that a user has given."""
     if given is None:
         return task_of(spec.task) if spec.task else Classification(spec.classes)
-    task = checked_task(given)
-    assert task is not None
-    task = bound_as(task, spec.task or f"classification classes={spec.classes}")
+    task = named_again(given, spec.task or f"classification classes={spec.classes}")
     if task.outputs != spec.width:
         raise PefllError(
             f"{path} was trained with a task of {counted(spec.width, 'output')}, but yours has {task.outputs}; give "
