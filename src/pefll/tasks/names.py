@@ -119,6 +119,13 @@ def inferred(data: Federation) -> Task:
     return kinds[data.labels]()  # type: ignore[no-any-return]
 
 
+def resolve_task(task: Any, data: Federation) -> tuple[Task, Federation, str]:
+    """Return the task that a user asked for, or that fits the labels, with the data as it needs it, and its text."""
+    found = checked_task(task) or inferred(data)
+    data = with_labels_of(found, data)
+    return found, data, asked_text(found, data)
+
+
 def with_labels_of(task: Task, data: Federation) -> Federation:
     """Return a federation with the labels of a task: whole numbers become numbers if the task needs these."""
     if task.labels != "numbers" or data.labels == "numbers" or (data.labels == "classes" and data.class_names):
@@ -135,7 +142,7 @@ def named_again(given: Any, text: str) -> Task:
         return task_of(text)
     task = checked_task(given)
     assert task is not None
-    fields = {each.name for each in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else set()
+    fields: set[str] = {each.name for each in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else set()
     words = [word for word in text.split()[1:] if word.partition("=")[0] in fields.intersection(_TAKEN)]
     settings: dict[str, Any] = settings_in(words, type(task)) if dataclasses.is_dataclass(task) else {}
     unset = {name: value for name, value in settings.items() if not getattr(task, name)}

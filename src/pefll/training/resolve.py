@@ -24,7 +24,7 @@ from pefll.runs.config import Config
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
 from pefll.tasks import Task
-from pefll.tasks.names import asked_text, checked_task, inferred, with_labels_of
+from pefll.tasks.names import asked_text, resolve_task
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +115,8 @@ def resolve(
         tunes: see `RunSpec`.
         holds_out: see `RunSpec`.
     """
-    task = task or checked_task(config.task) or inferred(federation)
-    federation = with_labels_of(task, federation)
-    asked = asked_text(task, federation)
-    config = dataclasses.replace(config, data_sha256=federation.fingerprint(), task=asked)
+    task, federation, text = resolve_task(task or config.task, federation)
+    config = dataclasses.replace(config, data_sha256=federation.fingerprint(), task=text)
     problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model, task)
     folder = None if out is None else RunFolder(Path(out))
     # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
