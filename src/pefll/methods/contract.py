@@ -128,7 +128,12 @@ class Problem:
 
         Embedding networks encode classes themselves, because they can select weights faster than multiply by zeros.
         """
-        return y if type(self.task).encode is Classification.encode else self.task.encode(y)
+        return self.task.encode(y) if self.encodes else y
+
+    @property
+    def encodes(self) -> bool:
+        """Whether an embedding network gets encoded labels, not classes."""
+        return type(self.task).encode is not Classification.encode
 
     def loss(self, theta: Parameters, batch: Any) -> Tensor:
         """Return the mean loss [] of a model on a batch; theta is a vector [D] or tensors by name."""

@@ -122,7 +122,8 @@ class PeFLL(refining.Refining):
     def phi(self) -> Network:
         """The embedding network φ, with parameters η_v."""
         p = self.problem
-        return undrawn_network(build_embedding, self.embedding, p.input_shape, p.encoded, self.descriptor, p.tokens)
+        sizes = p.input_shape, p.encoded, self.descriptor
+        return undrawn_network(build_embedding, self.embedding, *sizes, p.tokens, p.encodes)
 
     @cached_property
     def h(self) -> Network:

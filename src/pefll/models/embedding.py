@@ -22,9 +22,9 @@ def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
 
 
-def encoded(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Return classes [b] one-hot, [b, classes]; labels that a task has encoded already, [b, e] floats, unchanged."""
-    return y.to(dtype) if y.is_floating_point() else one_hot(y, classes, dtype)
+def label_values(y: Tensor, classes: int, dtype: torch.dtype, encoded: bool) -> Tensor:
+    """Return classes [b] one-hot, [b, classes]; labels that a task has `encoded` already, [b, e], unchanged."""
+    return y.to(dtype) if encoded else one_hot(y, classes, dtype)
 
 
 class ConvEmbedding(nn.Module):
@@ -45,6 +45,8 @@ class ConvEmbedding(nn.Module):
 class MLPEmbedding(nn.Module):
     """One hidden layer over the flattened sample and its one-hot label."""
 
+    encoded = False  # whether labels come as numbers [b, e]
+
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
         super().__init__()
         self.uses_labels = labels
@@ -56,13 +58,15 @@ class MLPEmbedding(nn.Module):
         """Map samples [b, ...] and labels, [b] or encoded [b, e], to [b, size]."""
         x = x.flatten(1)
         if self.uses_labels:
-            x = torch.cat([x, encoded(y, self.classes, x.dtype)], dim=1)
+            x = torch.cat([x, label_values(y, self.classes, x.dtype, self.encoded)], dim=1)
         output: Tensor = self.net(x)
         return output
 
 
 class LSTMEmbedding(nn.Module):
     """The client's LSTM with the label as one more time step, and the descriptor as output."""
+
+    encoded = False  # whether labels come as numbers [b, e]
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
         super().__init__()
@@ -77,7 +81,7 @@ class LSTMEmbedding(nn.Module):
         steps = self.net.embedding(x.transpose(0, 1))
         if self.uses_labels:
             weight = self.label_embedding.weight
-            label = y.to(weight.dtype) @ weight if y.is_floating_point() else self.label_embedding(y)
+            label = y.to(weight.dtype) @ weight if self.encoded else self.label_embedding(y)
             steps = torch.cat([steps, label[None]])
         output: Tensor = self.net.last(last_state(self.net.lstm, steps))
         return output
@@ -87,6 +91,7 @@ class LinearEmbedding(nn.Module):
     """One linear layer on the one-hot label: the descriptor is a projection of the label histogram."""
 
     uses_labels = True
+    encoded = False  # whether labels come as numbers [b, e]
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int) -> None:
         super().__init__()
@@ -97,7 +102,8 @@ class LinearEmbedding(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Map labels, [b] or encoded [b, e], to [b, size]."""
         del x
-        return F.linear(encoded(y, self.classes, self.linear.weight.dtype), self.linear.weight, self.linear.bias)
+        values = label_values(y, self.classes, self.linear.weight.dtype, self.encoded)
+        return F.linear(values, self.linear.weight, self.linear.bias)
 
 
 class TwoEmbeddings(nn.Module):
@@ -138,11 +144,13 @@ EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
 }
 
 
-def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
+def build_embedding(
+    name: str, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool, encoded: bool = False
+) -> nn.Module:
     """Return an embedding network by name: a key of EMBEDDINGS, or `"auto"`.
 
     `"auto"` gives convnet for images, mlp for features and linear for tokens. Tokens can also have lstm and
-    lstm-unlabeled. `size` is the size of the descriptor.
+    lstm-unlabeled. `size` is the size of the descriptor. `encoded` says whether labels come as numbers [b, classes].
     """
     if name == "auto":
         name = "linear" if tokens else "convnet" if _is_image(input_shape) else "mlp"
@@ -159,4 +167,8 @@ def build_embedding(name: str, input_shape: tuple[int, ...], classes: int, size:
             f"the embedding network {name!r} takes text only; use 'auto'",
             code="PEFLL-N036",
         )
-    return EMBEDDINGS[name](input_shape, classes, size)
+    module = EMBEDDINGS[name](input_shape, classes, size)
+    for part in module.modules() if encoded else ():
+        if hasattr(part, "encoded"):
+            part.encoded = encoded  # type: ignore[assignment]
+    return module
