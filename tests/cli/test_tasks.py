@@ -99,6 +99,25 @@ def test_numbers_from_a_table_to_predictions(pefll, table, tmp_path):
     assert said.code == 0, said.err
 
 
+def test_a_search_needs_classes(pefll, table, tmp_path):
+    data = columns(table, tmp_path, "size")
+    said = pefll(
+        "tune",
+        "--data",
+        data,
+        "--label",
+        "size",
+        "--client-column",
+        "city",
+        "--grid",
+        "client_lr=0.1",
+        "--to",
+        tmp_path,
+    )
+    assert said.code == 2
+    assert "PEFLL-X500" in said.err
+
+
 def test_sets_from_a_table(pefll, table, tmp_path):
     data, run = columns(table, tmp_path, "sport", "music"), tmp_path / "run"
     said = pefll(
@@ -122,8 +141,10 @@ def test_sets_from_a_table(pefll, table, tmp_path):
     pefll("personalize", run, "--data", mine, "--out", tmp_path / "m.safetensors")
     said = pefll("predict", tmp_path / "m.safetensors", "--data", mine)
     assert re.search(r"sample 0: (none|sport|music|sport, music)\n", said.out)
-    said = pefll("data", "summary", data, "--label", "sport,music", "--client-column", "city")
-    assert "sets of 2" in said.out
+    usual = ("data", "summary", table, "--client-column", "city")
+    assert "sets of 2" in pefll(*usual, "--label", "sport,music").out
+    said = pefll(*usual, "--label", "price", "--task", "regression", "--picture", tmp_path / "p.png")
+    assert "labels are 1 number" in said.out
 
 
 def test_a_task_of_ones_own_must_be_named_by_its_user(pefll, refused, table, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.runs import federations
 from pefll.runs.config import Config
+from pefll.tasks.names import allow_task
 
 ABOUT = """List, download, check and show data sets.
 
@@ -114,6 +115,7 @@ def data_summary(
     seed: Annotated[int, typer.Option(help="As in `pefll train`.")] = 0,
     label: Label = sources.LABEL,
     client_column: ClientColumn = sources.CLIENT,
+    task: Annotated[str, typer.Option(help="As in `pefll train`.", show_default="what fits the labels")] = "",
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture of the classes of each client, such as a .png.")
     ] = None,
@@ -130,6 +132,7 @@ def data_summary(
     from pefll.report import federation_picture, print_federation
 
     check_free(picture, "--picture", force)
+    allow_task(task)
     federation = federations.federation_of(
         Config(
             data=data,
@@ -140,6 +143,7 @@ def data_summary(
             seed=seed,
             label=label,
             client_column=client_column,
+            task=task,
         ),
         err,
     )

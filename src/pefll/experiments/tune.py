@@ -148,11 +148,6 @@ class Trials:
         if isinstance(outcome, Diverged):
             row["error"] = str(outcome)
         else:
-            if "accuracy" not in outcome.summary:
-                raise PefllError(
-                    "a search chooses by accuracy, but these labels are not classes; compare runs of `pefll train`",
-                    code="PEFLL-X500",
-                )
             accuracy = outcome.summary["accuracy"]["best"]
             row["seen_validation"] = accuracy["seen"]["per_sample"]
             if _HELD_OUT in self.protocol:
@@ -263,6 +258,11 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
         return partitioned[seed]
 
     first = data(search.seeds[0])
+    if first.labels != "classes":
+        raise PefllError(
+            "a search chooses by accuracy, but these labels are not classes; compare runs of `pefll train` instead",
+            code="PEFLL-X500",
+        )
     name = file_name(search.config.data, search.config.method, first.num_clients)
     if search.hold_out:
         name = f"{name}{_HOLDING_OUT}{search.hold_out}"
