@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[
 
 from pefll.core.errors import PefllError
 from pefll.data.federation import TEST
+from pefll.deploy.setup import agreement_like
 from pefll.engines.flower.client.app import PefllClientApp
+from pefll.engines.flower.client.member import Member, _node_settings
 from pefll.engines.flower.inprocess import InProcessGrid, write_client
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import BadMessage
@@ -31,9 +35,7 @@ from tests.tasks.labels import with_numbers, with_sets
 def test_real_clients_give_the_bits_of_the_serial_engine(make, method, tmp_path):
     data = make(clients=4, seen=4)
     task = (Regression() if data.labels == "numbers" else MultiLabel()).bind(data)
-    agreed = Agreement(
-        method, "mlp", data.input_shape, 0, 4, {"local_steps": 2}, learns=name_of(task), label_columns=2
-    )
+    agreed = Agreement(method, "mlp", data.input_shape, 0, 4, {"local_steps": 2}, learns=name_of(task), label_columns=2)
     assert Agreement.from_config(agreed.to_config()) == agreed
     nodes = {}
     for client in range(4):
@@ -81,6 +83,30 @@ def test_impossible_sums_are_refused(task, name, value):
     bad = fine._replace(**{name: torch.full_like(getattr(fine, name), value)})
     with pytest.raises(BadMessage):
         check_sums(Reply(list(bad), []), form, task, 6)
+
+
+@pytest.mark.parametrize(
+    ("classes", "learns"),
+    [(3, "classification classes=5"), (0, "classification"), (3, "regression"), (0, "regression")],
+)
+def test_a_task_that_does_not_fit_the_agreement_is_refused(classes, learns):
+    with pytest.raises(PefllError, match="PEFLL-F500"):
+        Agreement("fedavg", "mlp", (6,), classes, 4, learns=learns).build()
+
+
+def test_an_example_gives_the_agreement_its_task(tmp_path):
+    """Real clients do not tell their labels, so their mean comes from the example."""
+    x, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30)
+    np.savez(tmp_path / "like.npz", x=x, y=y, client=np.zeros(30, dtype=int))
+    given = {"method": "fedavg", "pairs": [], "model": "mlp", "num_clients": 4}
+    agreed = agreement_like(str(tmp_path / "like.npz"), tmp_path, task="regression loss_name=huber", **given)
+    assert agreed.build().problem.task == Regression("huber", mean=(14.5,), deviation=(float(f"{y.std():.9g}"),))
+    assert agreement_like(str(tmp_path / "like.npz"), tmp_path, **given).learns == ""
+    spec = {"name": "client-0", "data": str(tmp_path / "like.npz"), "methods": "fedavg", **NO_LIMITS}
+    assert Member(**_node_settings(tuple(spec.items()), ""), agreement=agreed).federation().labels == "numbers"
+    two = dataclasses.replace(agreed, learns="regression mean=0,0 deviation=1,1", label_columns=2)
+    with pytest.raises(PefllError, match="PEFLL-S507"):
+        Member(**_node_settings(tuple(spec.items()), ""), agreement=two).federation()
 
 
 def test_a_server_cannot_name_code_as_the_task():

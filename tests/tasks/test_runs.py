@@ -244,6 +244,16 @@ def test_labels_of_a_new_client_must_fit():
         model.metrics(data.x[:5].numpy(), data.y[:4].numpy())
 
 
+@pytest.mark.parametrize("task", ["regresion", "regression mean=1,2 deviation=1,1", "regression deviation=0 mean=1"])
+def test_a_file_with_a_task_that_makes_no_sense_is_damaged(task, tmp_path):
+    data = with_numbers(1, clients=4, seen=3)
+    model = pefll.fit(data, "fedavg", rounds=1, **QUICK).personalize(data.x[:5].numpy(), data.y[:5].numpy())
+    model.spec = dataclasses.replace(model.spec, task=task)
+    model.save(tmp_path / "m.safetensors")
+    with pytest.raises(PefllError, match=r"damaged.*PEFLL-M503"):
+        pefll.PersonalModel.load(tmp_path / "m.safetensors")
+
+
 def test_a_client_without_labels_gets_numbers():
     data = with_numbers(2, clients=4, seen=3)
     run = pefll.fit(data, "pefll", embedding="mlp-unlabeled", rounds=1, **QUICK)

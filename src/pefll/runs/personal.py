@@ -197,7 +197,7 @@ class PersonalModel(nn.Module):
         spec = header.spec
         allow(architecture)
         allow_task(task)
-        own = named_again(task, spec.task or f"classification classes={spec.classes}") if task is not None else None
+        meaning = named_again(task, spec.task or f"classification classes={spec.classes}") if task is not None else None
         name = architecture or spec.model
         # A file must not choose the code that runs, so only the caller names functions.
         if network is None and architecture is None and name not in MODELS:
@@ -230,7 +230,18 @@ class PersonalModel(nn.Module):
                 "with `pefll personalize`",
                 stacklevel=2,
             )
-        return cls(network, spec, own)
+        return cls(network, spec, meaning or _checked_task_in(path, spec))
+
+
+def _checked_task_in(path: Path, spec: ModelSpec) -> Task | None:
+    """Return the task in the spec of a file; PefllError if it makes no sense."""
+    try:
+        task = _task_in(spec)
+    except PefllError as error:
+        raise modelfile.damaged(path, f"its task makes no sense: {error.args[0]}", "PEFLL-M503") from error
+    if task is not None and task.outputs != spec.width:
+        raise modelfile.damaged(path, f"its task has {task.outputs} outputs, but its model {spec.width}", "PEFLL-M503")
+    return task
 
 
 def _task_in(spec: ModelSpec) -> Task | None:

@@ -19,6 +19,7 @@ import torch
 from pefll.core.arguments import shown, text, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.files import parse_json
+from pefll.core.wording import counted
 from pefll.data.arrays import blank_labels
 from pefll.data.federation import Array, Normalise
 from pefll.engines.memory import CLIENT_NETWORKS, MemoryPlan, check_fits, check_model_fits, networks_of, sample_values
@@ -180,6 +181,12 @@ def _built(config: str) -> Method[Any]:
     """Build a method once per process. A method has no state, and building a hypernetwork takes long."""
     agreed = Agreement.from_config(json.loads(config))
     task = task_of(agreed.learns) if agreed.learns else Classification(agreed.classes)
+    if (task.labels == "classes") != bool(agreed.classes) or task.outputs != (agreed.classes or task.outputs or -1):
+        raise PefllError(
+            f"the run config says {agreed.learns or 'classification'!r} with {counted(agreed.classes, 'class')} and "
+            f"{counted(task.outputs, 'output')}; `pefll flower init` writes a good one",
+            code="PEFLL-F500",
+        )
     with _as_too_large():
         if agreed.model in MODELS:  # for these, the memory is checked before the model is built
             weights = weights_of(agreed.model, agreed.input_shape, task.outputs)
