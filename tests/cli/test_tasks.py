@@ -94,9 +94,7 @@ def test_numbers_from_a_table_to_predictions(pefll, table, tmp_path):
 
     said = pefll("personalize", run, "--data", data, "--each", "--out", tmp_path / "models")
     assert "8 personal models" in said.out
-    assert pefll("show", run).code == 0
-    said = pefll("train", "--resume", run, "--rounds", "6")
-    assert said.code == 0, said.err
+    assert "rmse" in pefll("show", run).out
 
 
 def test_a_search_needs_classes(pefll, table, tmp_path):
