@@ -66,7 +66,7 @@ def validation(run: pefll.Run) -> float:
     """Return the accuracy of a run on the validation samples of seen clients."""
     seen = run.evaluate("validation").seen
     assert seen is not None
-    return seen.per_sample
+    return float(seen.per_sample)
 
 
 def measure(method: str, seeds: int, rounds: int = ROUNDS) -> dict[str, Any]:

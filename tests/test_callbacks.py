@@ -244,8 +244,8 @@ def test_without_validation_samples_nobody_stops_early(monkeypatch):
 
 
 def test_what_early_stopping_and_fit_refuse():
-    with pytest.raises(PefllError, match=r"metric 'accuracy'.*PEFLL-A101"):
-        pefll.EarlyStopping(metric="accuracy")
+    with pytest.raises(PefllError, match=r"metric 'accuracy'.*PEFLL-A101"):  # only a task's evaluation has its names
+        pefll.fit(ragged(), "fedavg", rounds=2, callbacks=[pefll.EarlyStopping(metric="accuracy")], **QUICK)
     with pytest.raises(PefllError, match=r"group 'all'.*PEFLL-A101"):
         pefll.EarlyStopping(group="all")
     with pytest.raises(PefllError, match="PEFLL-A"):

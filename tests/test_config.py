@@ -103,9 +103,9 @@ def test_values_that_make_no_sense(name, value, code):
 
 OTHER = {
     "method": "local", "settings": {"local_steps": 9}, "data": "cifar10", "data_dir": "x", "partition": "natural",
-    "clients": 9, "unseen": 0.5, "model": "mlp", "rounds": 2000, "clients_per_round": 3, "seed": 8,
-    "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7, "eval_clients": 6,
-    "checkpoint_every": 9, "checkpoint_minutes": 1.0, "sampling": "samples", "lr_schedule": "cosine",
+    "clients": 9, "unseen": 0.5, "model": "mlp", "task": "regression", "rounds": 2000, "clients_per_round": 3,
+    "seed": 8, "engine": "vector", "device": "cpu", "precision": "float64", "processes": 3, "eval_every": 7,
+    "eval_clients": 6, "checkpoint_every": 9, "checkpoint_minutes": 1.0, "sampling": "samples", "lr_schedule": "cosine",
     "server_lr_schedule": "step 9 0.5", "data_sha256": "abc", "label": "y", "client_column": "who",
     "features": "a", "drop": "b", "treat": "a=category", "encode": "none", "missing": "drop", "min_samples": 5,
     "time_column": "t", "unseen_clients": "ann",

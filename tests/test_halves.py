@@ -302,3 +302,26 @@ def test_the_halves_of_a_run_on_a_table_take_raw_rows(tmp_path):
     theirs = run.personalize(mine)
     assert same(model, theirs)
     np.testing.assert_array_equal(model.predict(mine), theirs.predict(mine))
+
+
+class OfNumbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6 + 2, 4)
+
+    def forward(self, x, y):
+        return self.linear(torch.cat([x, y], dim=1))
+
+
+def test_an_own_embedding_network_gets_the_encoded_labels_of_a_regression(tmp_path):
+    x, _, client = table()
+    y = np.stack([x[:, 0] + x[:, 1], x[:, 2]], axis=1)
+    federation = pefll.federation_from_arrays(x, y, client)
+    run = pefll.fit(federation, pefll.PeFLL(embedding=OfNumbers(), local_steps=1), rounds=2, processes=1)
+    assert run.method.descriptor == 4
+    run.embedder().save(tmp_path / "client.safetensors")
+    run.generator().save(tmp_path / "server.safetensors")
+    v = pefll.Embedder.load(tmp_path / "client.safetensors", embedding=OfNumbers()).describe(x[:5], y[:5])
+    (model,) = pefll.Generator.load(tmp_path / "server.safetensors").generate(v[None])
+    assert same(model, run.personalize(x[:5], y[:5]))
+    assert run.predictions(clients=[0]).predicted.shape == (int(federation.count[2, 0]), 2)

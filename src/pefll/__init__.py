@@ -53,7 +53,7 @@ from pefll.models import replace_batchnorm
 from pefll.report.comparison import Comparison, compare
 from pefll.runs.halves import Embedder, Generator
 from pefll.runs.personal import PersonalModel
-from pefll.tasks import Classification, Task
+from pefll.tasks import TASKS, BaseTask, Classification, Metric, MultiLabel, Regression, Task
 from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
 from pefll.training.client_models import Predictions
@@ -70,8 +70,10 @@ __all__ = [
     "APFL",
     "METHODS",
     "ODPFLHN",
+    "TASKS",
     "Accuracy",
     "BaseMethod",
+    "BaseTask",
     "Callback",
     "Classification",
     "ClientsFailed",
@@ -91,6 +93,8 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "Metric",
+    "MultiLabel",
     "PFedHN",
     "PFedMe",
     "PeFLL",
@@ -100,6 +104,7 @@ __all__ = [
     "PerFedAvg",
     "PersonalModel",
     "Predictions",
+    "Regression",
     "Run",
     "RunsFailed",
     "Samples",

@@ -86,7 +86,7 @@ def test_a_full_gpu_is_a_sentence(refused, monkeypatch, tmp_path):
 
 
 def test_ctrl_c_before_there_is_anything_to_save(pefll, monkeypatch, tmp_path):
-    def interrupted(*arguments: object) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "load", interrupted)

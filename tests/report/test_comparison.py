@@ -109,6 +109,47 @@ def test_rows_of_other_data_are_compared_among_themselves(make_run: MakeRun) -> 
     assert found.latex().count(r"\midrule") == 3
 
 
+def of_regression(rmse: float) -> dict[str, Any]:
+    group = {"rmse": rmse, "per_client": rmse + 1, "worst_tenth": rmse + 9, "r2": 0.5, "mae": None}
+    return {"accuracy": None, "metrics": {"best": {"seen": group, "unseen": None}}, "client_counts": None}
+
+
+def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -> None:
+    for name, method, rmse in (("a", "pefll", 0.05321), ("b", "fedavg", 0.0712), ("c", "local", 53.1)):
+        folder = make_run(f"x/{name}", method=method, evaluations=0, **of_regression(rmse))
+    found = compare(folder.path.parent)
+    column = Column("seen", "rmse")
+    assert found.columns == [column], "the metric that chooses the best round"
+    assert [(row.runs.label, row.cells[column].best) for row in found.rows] == [
+        ("pefll", True),
+        ("fedavg", False),
+        ("local", False),
+    ]
+    assert found.note.startswith("Test metrics at the best round, mean")
+    assert "| runs | n | seen, rmse |" in found.markdown()
+    assert "| pefll | 1 | **0.053** |" in found.markdown()
+    assert r"\textbf{0.053}" in found.latex()
+    assert found.records()[0]["mean"] == "0.05321"
+    worst = compare(folder.path.parent, ["worst_tenth", "r2", "mae"])
+    assert [cell.best for cell in worst.rows[2].cells.values()] == [False, True, False]
+    assert worst.rows[2].cells[Column("seen", "mae")].text == "—"
+    with pytest.raises(PefllError, match=r"known are mae, per_client, r2, rmse, worst_tenth.*PEFLL-A101"):
+        compare(folder.path.parent, "per_sample")
+
+
+def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> None:
+    make_run("x/a", evaluations=0, **of_regression(7.0))
+    folder = make_run("x/b", method="fedavg")
+    found = compare(folder.path.parent)
+    assert [column.heading for column in found.columns] == ["seen, rmse", "unseen, rmse", "seen", "unseen"]
+    assert [[cell.text for cell in row.cells.values()] for row in found.rows] == [
+        ["7.00", "—", "—", "—"],
+        ["—", "—", "80.0", "70.0"],
+    ]
+    assert all(row.cells[column].best for row, column in zip(found.rows, found.columns[::2], strict=True))
+    assert "Test metrics (shares in %)" in found.note
+
+
 @pytest.mark.parametrize(
     "bad", [None, 5, {"seen": 3}, {"seen": {"samples": [1]}}, {"seen": {"samples": ["a"], "correct": [[1]]}}]
 )

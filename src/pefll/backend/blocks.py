@@ -17,7 +17,8 @@ from pefll.backend.native import pooled
 from pefll.core.reference import fast
 from pefll.data.client import Batch
 from pefll.methods import contract
-from pefll.tasks import Classification, Task
+from pefll.tasks import Task
+from pefll.tasks.classification import is_cross_entropy
 
 # The arguments of a `conv_block` after x: weight, bias, stride, padding, dilation, groups, relu, pool.
 ConvBlock = tuple[Tensor, Tensor | None, Pair, Pair, Pair, int, bool, int]
@@ -82,8 +83,8 @@ def linear_block(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
 
 
 def _is_cross_entropy(task: Task, output: Tensor, batch: Batch) -> bool:
-    """Whether the loss is cross-entropy and has a kernel. A subclass of Classification may have another loss."""
-    return type(task) is Classification and client_axis.available(output)
+    """Whether the loss is cross-entropy and has a kernel."""
+    return is_cross_entropy(task) and client_axis.available(output)
 
 
 @fast(contract.mean_loss, when=_is_cross_entropy)

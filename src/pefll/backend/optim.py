@@ -19,7 +19,7 @@ from pefll.methods import optim
 from pefll.methods.contract import Problem
 from pefll.methods.optim import SGD, Adam, Moments, as_vector, parts_of
 from pefll.models.network import Parameters
-from pefll.tasks import Classification
+from pefll.tasks.classification import is_cross_entropy
 
 # A gradient [D], or a tuple of its consecutive parts, of any shapes.
 Gradient: TypeAlias = Tensor | tuple[Tensor, ...]
@@ -200,7 +200,7 @@ def gradient_in_parts(problem: Problem, theta: Tensor, batch: Any) -> Gradient:
 
 def _problem_gradient(problem: Problem, parameters: Parameters, batch: Any) -> Any:
     """Return the gradient of a problem's loss, in parts if `parameters` are. Only cross-entropy has a kernel."""
-    if type(problem.task) is not Classification:
+    if not is_cross_entropy(problem.task):
         return torch.func.grad(problem.loss)(parameters, batch)
     # Start with the gradient of the scores. Starting with the loss would launch two more kernels, to multiply by 1.
     scores, pull_back = torch.func.vjp(lambda at: problem.model(at, batch.x), parameters)  # type: ignore[misc]

@@ -18,6 +18,7 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.runs import federations
 from pefll.runs.config import Config
+from pefll.tasks.names import allow_task
 
 ABOUT = """List, download, check and show data sets.
 
@@ -117,6 +118,7 @@ def data_summary(
     features: Features = None,
     drop: Drop = None,
     treat: Treat = None,
+    task: Annotated[str, typer.Option(help="As in `pefll train`.", show_default="what fits the labels")] = "",
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture of the classes of each client, such as a .png.")
     ] = None,
@@ -133,6 +135,7 @@ def data_summary(
     from pefll.report import federation_picture, print_federation
 
     check_free(picture, "--picture", force)
+    allow_task(task)
     federation = federations.federation_of(
         Config(
             data=data,
@@ -146,6 +149,7 @@ def data_summary(
             features=features or "",
             drop=drop or "",
             treat=treat or "",
+            task=task,
         ),
         err,
     )

@@ -58,6 +58,7 @@ def init(
         list[str] | None, typer.Option("--set", help="A hyper-parameter, NAME=VALUE; may be repeated.")
     ] = None,
     model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    task: Annotated[str, typer.Option(help="As in `pefll train`.", show_default="what fits the labels")] = "",
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 100,
     clients_per_round: Annotated[int, typer.Option(help="Clients in a round.", show_default="5% of all")] = 0,
     quorum: Annotated[float, typer.Option(help="Share of a round's clients that must complete the round.")] = 0.5,
@@ -89,6 +90,7 @@ def init(
         seed=seed,
         label=label,
         client=client_column,
+        task=task,
     )
     plan = Plan(
         agreed,

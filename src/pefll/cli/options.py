@@ -49,6 +49,9 @@ OwnModel = Annotated[
 OwnMethod = Annotated[
     str | None, typer.Option("--method", help="your.module:Class, if the run's method is your own code.")
 ]
+OwnTask = Annotated[
+    str | None, typer.Option("--task", help="your.module:Class, if the run's task, loss or metric is your own code.")
+]
 OwnModels = Annotated[list[str] | None, typer.Option("--model", help="your.module:function; may be repeated.")]
 OwnMethods = Annotated[list[str] | None, typer.Option("--method", help="your.module:Class; may be repeated.")]
 

@@ -18,6 +18,7 @@ from pefll.cli.options import (
     Force,
     OwnMethod,
     OwnModel,
+    OwnTask,
     PersonalSettings,
     RunPath,
     TrainedLabel,
@@ -35,7 +36,8 @@ from pefll.data.columns import plan_of
 from pefll.models.spec import ModelSpec
 from pefll.runs import federations
 from pefll.runs.personal import PersonalModel
-from pefll.runs.record import MEASURES
+from pefll.runs.record import figure_text
+from pefll.tasks.names import labels_for
 from pefll.training import personalizing, run
 
 
@@ -52,7 +54,8 @@ def evaluate(
         Path | None,
         typer.Option(
             help="Also write a CSV with a row per client: samples, correct samples, correct samples with missing "
-            "classes ruled out (masked), summed loss, and accuracy (masked with --mask-labels).",
+            "classes ruled out (masked), summed loss, and accuracy (masked with --mask-labels); for other tasks, "
+            "samples and the task's metrics.",
             metavar="FILE.csv",
         ),
     ] = None,
@@ -60,6 +63,7 @@ def evaluate(
     force: Force = False,
     model: OwnModel = None,
     method: OwnMethod = None,
+    task: OwnTask = None,
 ) -> None:
     """Score the personal models of all clients of a run, at its best round.
 
@@ -73,24 +77,29 @@ def evaluate(
     """
     check_free(per_client, "--per-client", force)
     changes = parse_settings(settings or [])
-    trained = run.load(path, err, model, method).with_settings(**changes)
+    trained = run.load(path, err, model, method, task=task).with_settings(**changes)
+    if mask_labels and not trained.model_spec.classes:
+        raise PefllError(
+            "--mask-labels rules out classes, but the labels of this run are not classes; leave it out",
+            code="PEFLL-C500",
+        )
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
     federation = federations.federation_of(config, err)
-    clients = dataclasses.replace(trained, config=config).evaluate_clients(split, federation, err)
+    result, clients = dataclasses.replace(trained, config=config).scores(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
     empty = sum(not one.samples for one in clients)
     if empty:
         say(err, without_samples(empty, len(clients), split))
-    result = run.evaluation_of_clients(clients)
-    groups = {name: value._asdict() if value else None for name, value in result._asdict().items()}
+    groups = result.rows()
     if as_json:
         changed = {"settings": {name: getattr(trained.method, name) for name in changes}} if changes else {}
         typer.echo(json.dumps({"run": str(path), "split": split, **changed, **groups}, indent=2))
         return
-    out.print(accuracy_table(groups, f"{split.capitalize()} accuracy", ("masked",) if mask_labels else MEASURES))
+    what = "accuracy" if trained.model_spec.classes else "metrics"
+    out.print(accuracy_table(groups, f"{split.capitalize()} {what}", ("masked",) if mask_labels else ()))
 
 
 def personalize(
@@ -116,6 +125,7 @@ def personalize(
     force: Force = False,
     architecture: OwnModel = None,
     method: OwnMethod = None,
+    task: OwnTask = None,
 ) -> None:
     """Make a model for a new client. With PeFLL this takes one forward pass and no training.
 
@@ -134,7 +144,7 @@ def personalize(
     else:
         check_free(target, "--out", force)
     changes = parse_settings(settings or [])
-    trained = run.load(path, err, architecture, method).with_settings(**changes)
+    trained = run.load(path, err, architecture, method, task=task).with_settings(**changes)
     label = label or _label_in_training(data, trained.columns.label)
     if each:
         _personalize_each(trained, data, target, label, client_column, force)
@@ -147,7 +157,9 @@ def personalize(
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
     say(out, f"{target}: a personal {trained.model_spec.model} from {counted(len(x), 'sample')}")
-    if y is not None:
+    if y is not None and not trained.model_spec.classes:
+        say(out, f"On the samples it was made from: {_metrics_text(personal.metrics(x, y))}.")
+    elif y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
         say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
         if right < guess:
@@ -157,7 +169,8 @@ def personalize(
                 "serve clients like this one. More clients, more rounds or other learning rates may help; compare with "
                 "--method local.",
             )
-    say(out, f"Next: pefll predict {target} --data more_samples.npz{own_code(model=trained.model_spec.model)}")
+    own = own_code(model=trained.model_spec.model, task=(trained.model_spec.task or "").partition(" ")[0])
+    say(out, f"Next: pefll predict {target} --data more_samples.npz{own}")
 
 
 def _personalize_each(
@@ -205,19 +218,23 @@ def predict(
         str | None, typer.Option("--model", help="your.module:function, if the model is your own code.")
     ] = None,
     force: Force = False,
+    task: Annotated[str | None, typer.Option(help="your.module:Class, if the run's task is your own code.")] = None,
 ) -> None:
-    """Classify samples with a personal model; with labels in the file, also print the accuracy.
+    """Predict with a personal model; with labels in the file, also print the accuracy or the task's metrics.
 
     For example: `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
     """
     check_free(target, "--out", force)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        personal = PersonalModel.load(model, architecture=architecture)
+        personal = PersonalModel.load(model, architecture=architecture, task=task)
     for note in notes:
         say(err, f"note: {note.message}")
     label = label or _label_in_training(data, personal.spec.label_column)
     x, y = _read_client(data, label, personal.spec)
+    if not personal.spec.classes:
+        _predict_others(personal, x, y, target)
+        return
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.spec.classes:
         raise PefllError(
             f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.spec.classes - 1}",
@@ -245,6 +262,40 @@ def predict(
         say(out, f"The accuracy is unknown: there is no column {label!r}; --label names another.")
 
 
+def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None) -> None:
+    """Print or write the predictions of a model for numbers or sets, and its metrics if there are labels."""
+    found = np.asarray(personal.predict(x))
+    found = found.reshape(len(found), -1)
+    names = (
+        personal.class_names if len(personal.class_names) == found.shape[1] else tuple(map(str, range(found.shape[1])))
+    )
+    names = ("prediction",) if found.shape[1] == 1 else names
+    cells = found.astype(int) if found.dtype == bool else found
+    if target is not None:
+        rows = (dict(zip(names, row.tolist(), strict=True)) for row in cells)
+        files.write_csv(target, ({"sample": number} | row for number, row in enumerate(rows)))
+        say(out, f"wrote {target}")
+    else:
+        for number, row in enumerate(found[:20]):
+            say(out, f"sample {number}: {_prediction_text(row, names)}")
+        if len(found) > 20:
+            say(out, f"... and {len(found) - 20} more; --out predictions.csv writes all")
+    if y is not None:
+        say(out, f"{counted(len(y), 'sample')} with labels: {_metrics_text(personal.metrics(x, y))}")
+
+
+def _prediction_text(row: Any, names: tuple[str, ...]) -> str:
+    if row.dtype == bool:
+        return ", ".join(name for name, there in zip(names, row, strict=True) if there) or "none"
+    if len(row) == 1:
+        return f"{row[0]:.6g}"
+    return ", ".join(f"{name} {value:.6g}" for name, value in zip(names, row, strict=True))
+
+
+def _metrics_text(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {figure_text(metrics, name)}" for name in metrics)
+
+
 def _label_in_training(data: Path, trained: str | None) -> str:
     """Return the label column of the training data for a table; the default for other files."""
     return trained or sources.LABEL if data.suffix.lower() in sources.TABLES else sources.LABEL
@@ -261,12 +312,21 @@ def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[
         tokens=spec.tokens,
         features=spec.feature_names,
         plan=plan_of(spec.table, spec.input_shape),
+        labels=_labels_in(spec),
         **({"client": spec.client_column} if spec.client_column else {}) | more,
     )
 
 
-def _client_row(one: run.ClientScore, mask_labels: bool) -> dict[str, Any]:
+def _labels_in(spec: ModelSpec) -> str:
+    """Return what labels are for a model: classes, numbers or sets."""
+    return labels_for(spec.task) if spec.task else "classes"
+
+
+def _client_row(one: run.ClientScore | run.ClientMetrics, mask_labels: bool) -> dict[str, Any]:
     """Return a client's row in the file that --per-client names."""
+    if isinstance(one, run.ClientMetrics):
+        figures = {name: "" if np.isnan(value) else f"{value:.6g}" for name, value in one.metrics.items()}
+        return {"client": one.client, "name": one.name, "seen": int(one.seen), "samples": one.samples} | figures
     right = one.masked if mask_labels else one.correct
     accuracy = f"{right / one.samples:.6f}" if one.samples else ""
     return one._asdict() | {"seen": int(one.seen), "accuracy": accuracy}

@@ -30,9 +30,12 @@ def show(
     measures: Annotated[
         str,
         typer.Option(
-            "--measure", help="What --table compares: per_sample, per_client, masked, worst_tenth; or several."
+            "--measure",
+            help="What --table compares: per_sample, per_client, masked, worst_tenth, or metrics of the runs' task; or "
+            "several. [default: the metric that chooses the best round]",
+            show_default=False,
         ),
-    ] = "per_sample",
+    ] = "",
 ) -> None:
     """Compare runs: tables of accuracies, learning curves, and a map of client descriptors.
 

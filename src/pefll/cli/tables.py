@@ -1,4 +1,4 @@
-"""Tables of accuracies that commands print."""
+"""Tables of metrics that commands print."""
 
 from __future__ import annotations
 
@@ -6,35 +6,54 @@ from typing import Any
 
 from rich.table import Table
 
-from pefll.runs.record import GROUPS, MEASURES
+from pefll.runs.record import GROUPS, MEASURES, figure_text, figures_in, is_share
 
 
-def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...] = MEASURES) -> Table:
-    """Return a table with a row for each group of clients and a column for each measure."""
-    words = {"per_sample": "per sample", "per_client": "per client", "masked": "masked", "worst_tenth": "worst tenth"}
-    table = Table("clients", *(words[measure] for measure in measures), title=title, title_justify="left")
+def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...] = ()) -> Table:
+    """Return a table with a row for each group of clients and a column for each measure.
+
+    By default these are accuracies and further metrics, or all metrics of another task.
+    """
+    known: dict[str, Any] = next((values for values in groups.values() if values), {})
+    if not measures:
+        classifies = not known or "per_sample" in known
+        more = (name for name in known if name not in (*MEASURES, "loss"))
+        measures = (*MEASURES, *more) if classifies else tuple(known)
+    table = Table("clients", *(measure.replace("_", " ") for measure in measures), title=title, title_justify="left")
     for name, values in groups.items():
-        cells = ("—" if values is None else f"{100 * values[measure]:.1f}%" for measure in measures)
+        cells = ("—" if values is None else figure_text(values, measure) for measure in measures)
         table.add_row(name, *cells)
     return table
+
+
+def best_table(summary: dict[str, Any]) -> Table:
+    """Return the table of a summary's test metrics at the best round."""
+    what = "Test accuracy" if "accuracy" in summary else "Test metrics"
+    return accuracy_table(figures_in(summary)["best"], f"{what} at the best round")
 
 
 def seeds_table(summaries: list[dict[str, Any]]) -> Table:
     """Return a table with a row for each run's summary, and one for their mean ± standard deviation."""
     from pefll.report import mean_std_text
 
-    def per_cent(values: list[float]) -> str:
-        return mean_std_text(values) + ("%" if values else "")
+    groups = [group for one in summaries for group in figures_in(one)["best"].values() if group]
+    first = next(iter(groups[0])) if groups else "per_sample"
+    share = is_share(first, first)
+    what = "accuracy" if first == "per_sample" else first
 
-    table = Table("seed", "best round", *GROUPS, title="Test accuracy at the best round", title_justify="left")
+    def text(values: list[float]) -> str:
+        return mean_std_text(values, share) + ("%" if values and share else "")
+
+    table = Table("seed", "best round", *GROUPS, title=f"Test {what} at the best round", title_justify="left")
     columns: dict[str, list[float]] = {group: [] for group in GROUPS}
     for one in summaries:
         cells = []
         for group, values in columns.items():
-            score = one["accuracy"]["best"][group]
-            mine = [100 * score["per_sample"]] if score else []
+            score = figures_in(one)["best"][group]
+            value = score[first] if score else None
+            mine = [] if value is None else [100 * value if share else value]
             values += mine
-            cells.append(per_cent(mine))
+            cells.append(text(mine))
         table.add_row(str(one["seed"]), str(one["best_round"]), *cells)
-    table.add_row("mean", "", *map(per_cent, columns.values()))
+    table.add_row("mean", "", *map(text, columns.values()))
     return table

@@ -13,7 +13,7 @@ import typer
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
 from pefll.cli.options import Drop, Features, Treat, own_code, parse_seeds, parse_settings
-from pefll.cli.tables import accuracy_table, seeds_table
+from pefll.cli.tables import best_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.progress import say
@@ -26,6 +26,7 @@ from pefll.runs import federations, manifest
 from pefll.runs.claim import finished_state
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder, run_folders, seed_folder
+from pefll.tasks.names import allow_task, task_text
 from pefll.training import fitting
 from pefll.training.callbacks import EarlyStopping
 from pefll.training.loggers import loggers_of
@@ -63,6 +64,13 @@ def train(
         typer.Option(
             help="The client model: auto (by the samples' shape), lenet, cnn, resnet20, mlp, tiny, lstm, or "
             "your.module:function. [default: auto]"
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="What labels are: classification, regression, multilabel, or your.module:Class. Settings follow, as "
+            "in 'regression loss_name=huber'. [default: what fits the labels]"
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
@@ -127,7 +135,8 @@ def train(
     label: Annotated[
         str | None,
         typer.Option(
-            help="Name of the label column in a table, or of the array in an .npz. [default: label; in an .npz, y]"
+            help="Name of the label column in a table, or of the array in an .npz; several columns with commas between "
+            "them. [default: label; in an .npz, y]"
         ),
     ] = None,
     client_column: Annotated[
@@ -197,6 +206,8 @@ def train(
 
     - `pefll train --data my.csv --label y --client-column writer --method local`
 
+    - `pefll train --data prices.csv --label price --client-column city --task regression`
+
     - `pefll train --resume runs/c10`
 
     - `pefll train --resume runs/c10 --rounds 8000`
@@ -209,6 +220,7 @@ def train(
         "clients": clients,
         "unseen": unseen,
         "model": model,
+        "task": task,
         "rounds": rounds,
         "clients_per_round": clients_per_round,
         "sampling": sampling,
@@ -237,6 +249,7 @@ def train(
     }
     given = {name: value for name, value in given.items() if value is not None}
     allow(*(given.get(name) for name in ("method", "model", "sampling", "lr_schedule", "server_lr_schedule")))
+    allow_task(task)
     loggers = ",".join(name for name in ("tensorboard" if tensorboard else "", log or "") if name)
     callbacks, again = (loggers_of(loggers), f" --log {loggers}") if loggers else ([], "")
     if early_stopping is not None:
@@ -328,6 +341,7 @@ def _resume_command(folder: Path, config: Config, again: str) -> str:
         config.settings,
         method=config.method,
         model=config.model,
+        task=config.task,
         sampling=config.sampling,
         lr_schedule=config.lr_schedule,
         server_lr_schedule=config.server_lr_schedule,
@@ -370,6 +384,10 @@ def _resumed(folder: RunFolder, given: dict[str, Any]) -> Config:
     if "settings" in given:
         given = given | {"settings": started.settings | typed_settings(started.method, given["settings"])}
     config = dataclasses.replace(started, **given)
+    if "task" in given:
+        # A user names the code again, or writes the same settings in another way.
+        same = started.task.split()[:1] == [given["task"]] or task_text(given["task"]) == started.task
+        config = dataclasses.replace(config, task=started.task if same else config.task)
     started.check_same(config)
     return config
 
@@ -382,7 +400,7 @@ def _print_results(folders: list[RunFolder], summaries: list[dict[str, Any]]) ->
     (summary,) = summaries
     if summary["rounds"]:
         say(out, f"{folders[0].path}: best round {summary['best_round']} of {summary['rounds']}")
-    out.print(accuracy_table(summary["accuracy"]["best"], "Test accuracy at the best round"))
+    out.print(best_table(summary))
 
 
 def _free(folder: Path) -> Path:

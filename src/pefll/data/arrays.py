@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from pefll.core.arguments import listed, shown, text, truth, whole_number
-from pefll.core.errors import PefllError, first_line
+from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted
-from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
+from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_numbers
 
 # Words for the three splits in users' files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
 _SPLIT_WORDS |= {"test": TEST, "testing": TEST}
+# What labels may be: classes, numbers, sets of classes; with "auto", their type and shape tell.
+LABELS = ("auto", "classes", "numbers", "sets")
 # If a user does not give `classes`, a label above this and above the number of samples is an error.
 _MANY_CLASSES = 1000
 _MOST_CLASSES = 1_000_000
@@ -32,33 +34,50 @@ def samples_from_arrays(
     *,
     tokens: bool = False,
     feature_names: Sequence[str] = (),
+    labels: str = "auto",
+    label_names: Sequence[str] = (),
 ) -> Samples:
     """Return checked samples from a user's arrays, lists or tensors.
 
     Args:
         x: [N, ...] numbers, see `inputs`.
-        y: [N] labels: whole numbers from 0 (not floats), or texts. Texts are sorted and numbered.
+        y: labels. Classes are [N] whole numbers from 0 (not floats), or texts, which are sorted and numbered. Numbers
+            are [N] or [N, k] floats. Sets are [N, k] with True or 1 for each member.
         client: [N] the owner of each sample: any whole numbers or texts.
         split: [N] 0, 1, 2 or train, validation, test; None if the partition chooses the splits.
         classes: number of classes; by default the largest label + 1.
         name: name of the data, for errors and records.
         tokens: whether x holds tokens (integers that a model embeds).
         feature_names: names of the columns of x [N, features].
+        labels: what labels are: classes, numbers, sets, or auto. With auto, a matrix of 0 and 1 has sets, other floats
+            are numbers, and everything else are classes. Floats without fractions may be both, so auto refuses them.
+        label_names: names of the columns of y [N, k].
     """
     name, tokens = text(name, "name"), truth(tokens, "tokens")
     if classes is not None:
         classes = whole_number(classes, f"{name}: classes", 1, _MOST_CLASSES)
     images = inputs(x, name, tokens=tokens)
-    labels, class_names = _labels(y, name)
-    if classes is None:
-        classes = len(class_names) or int(labels.max(initial=0)) + 1
-        if classes > max(_MANY_CLASSES, len(labels)):
+    kind = kind_of_labels(y, name, labels)
+    if kind != "classes":
+        found, class_names = other_labels(y, kind, name), tuple(label_names)
+        if classes:
             raise PefllError(
-                f"{name}: there is a label {classes - 1:,} among {counted(len(labels), 'sample')}; "
-                "number the classes from 0 without gaps, or pass their number in Python as classes=...",
+                f"{name}: labels are {kind}, so there is no number of classes; leave out classes={classes}",
+                code="PEFLL-D503",
+            )
+        classes = 0
+    else:
+        found, class_names = _labels(y, name)
+    if classes is None:
+        classes = len(class_names) or int(found.max(initial=0)) + 1
+        if classes > max(_MANY_CLASSES, len(found)):
+            raise PefllError(
+                f"{name}: there is a label {classes - 1:,} among {counted(len(found), 'sample')}; number the classes "
+                f"from 0 without gaps, or say that labels are numbers, with "
+                f"{for_numbers()}",
                 code="PEFLL-D101",
             )
-    elif classes < len(class_names):
+    elif kind == "classes" and classes < len(class_names):
         raise PefllError(
             f"{name}: classes is {classes!r}, but y has {len(class_names)} classes; give at least that number",
             code="PEFLL-D102",
@@ -66,12 +85,12 @@ def samples_from_arrays(
     owner, client_names, client_keys = (None, (), None) if client is None else _clients(client, name)
     return Samples(
         x=images,
-        y=labels,
+        y=found,
         classes=classes,
         split=None if split is None else _splits(split, name),
         client=owner,
         name=name,
-        class_names=class_names if len(class_names) == classes else (),
+        class_names=class_names if len(class_names) == classes or kind != "classes" else (),
         client_names=client_names,
         client_keys=client_keys,
         tokens=tokens,
@@ -117,24 +136,76 @@ def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
         return array.astype(np.float32, copy=False)
 
 
-def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays") -> Array:
+def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
+    """Return what labels are: classes, numbers or sets; PefllError if `labels` is "auto" and they may be several."""
+    if text(labels, "labels", "numbers") not in LABELS:
+        raise unknown("kind of labels", labels, LABELS)
+    if labels != "auto":
+        return labels
+    array = as_array(y, "y", name)
+    if array.ndim == 2 and array.shape[1] and array.dtype.kind in "bui" and ((array == 0) | (array == 1)).all():
+        return "sets"
+    known = array[np.isfinite(array)] if array.dtype.kind == "f" else np.zeros(0)
+    if not known.size:
+        return "classes"  # or nothing at all, which the check of classes says
+    if array.ndim == 1 and (np.floor(known) == known).all():
+        if known.size < array.size:
+            return "classes"  # some are missing, which the check of classes says
+        raise PefllError(
+            f"{name}: labels are {array.dtype} without fractions; for classes convert them with y.astype(int), for "
+            f"numbers add {for_numbers()}",
+            code="PEFLL-D113",
+        )
+    return "numbers"
+
+
+def other_labels(y: Any, kind: str, name: str = "arrays") -> Array:
+    """Return labels that are numbers, float32 [N] or [N, k], or sets, int64 [N, k]; `check_samples` checks values."""
+    array = as_array(y, "label", name)
+    if array.dtype.kind not in ("fui" if kind == "numbers" else "buif") or array.ndim not in (1, 2):
+        raise PefllError(
+            f"{name}: labels are {array.dtype} of shape {list(array.shape)}; {kind} need "
+            f"{'numbers [N] or [N, k]' if kind == 'numbers' else '0 or 1, as [N, k]'}",
+            code="PEFLL-D504",
+        )
+    if kind == "numbers":
+        with np.errstate(over="ignore"):
+            return (array[:, 0] if array.shape[1:] == (1,) else array).astype(np.float32, copy=False)
+    if not ((array == 0) | (array == 1)).all():
+        raise PefllError(
+            f"{name}: labels are sets, so they must be 0 or 1, but there are others; for numbers add {for_numbers()}",
+            code="PEFLL-D505",
+        )
+    return array.reshape(len(array), -1).astype(np.int64)
+
+
+def blank_labels(kind: str, samples: int, columns: int | None = None) -> Array:
+    """Return made-up labels of a kind, zeros [samples], or [samples, columns]; for sets, there is at least a column."""
+    shape = (samples,) if columns is None and kind != "sets" else (samples, columns or 1)
+    return np.zeros(shape, dtype=np.float32 if kind == "numbers" else np.int64)
+
+
+def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: str = "classes") -> Array:
     """Return the labels y [N] of a new client as class numbers of an existing federation, int64 [N].
 
-    Labels that are texts must be among `class_names`, the federation's. For numbers, `class_names` may be empty.
+    Labels that are texts must be among `class_names`, the federation's. For numbers, `class_names` may be empty. If
+    the federation's `labels` are numbers or sets, return those; see `Samples`.
     """
-    labels, own = _labels(y, name)
+    if labels != "classes":
+        return other_labels(y, labels, name)
+    numbered, own = _labels(y, name)
     if not own:
-        return labels
+        return numbered
     place = {known: number for number, known in enumerate(class_names)}
     if not place and all(word.isdecimal() for word in own):
         numbers = np.asarray([int(word) for word in own], dtype=object)
         _check_int64(numbers, "label", name)
-        return numbers.astype(np.int64)[labels]
+        return numbers.astype(np.int64)[numbered]
     strange = [word for word in own if word not in place]
     if strange:
         known = f"the model's classes are {', '.join(place)}" if place else "the model's classes are whole numbers"
         raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}", code="PEFLL-D108")
-    return np.asarray([place[word] for word in own], dtype=np.int64)[labels]
+    return np.asarray([place[word] for word in own], dtype=np.int64)[numbered]
 
 
 def owners_of(client: Any, name: str = "arrays") -> tuple[Array, tuple[int | str, ...]]:

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
     Attributes:
         x: [b, ...], inputs of the networks.
-        y: int64 [b], labels.
+        y: [b] or [b, k], labels; see `Samples`.
         weight: [b], 1 for a sample and 0 for padding.
     """
 
@@ -52,7 +52,7 @@ class Batches:
     Attributes:
         federation: has the arrays of samples.
         rows: int64 [steps, b], indices of the samples in these arrays.
-        labels: int64 [steps, b].
+        labels: [steps, b] or [steps, b, k].
         weight: [b], as in `Batch`.
         dtype: type of the networks' inputs.
     """

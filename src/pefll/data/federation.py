@@ -14,7 +14,7 @@ from torch import Tensor
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
-from pefll.core.wording import counted
+from pefll.core.wording import counted, either
 from pefll.data.columns import RawColumn, TablePlan, learn
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -45,14 +45,15 @@ class Samples:
 
     Attributes:
         x: [N, ...] uint8 pixels (channels first), float32 features, or uint8/int64 tokens of text.
-        y: [N] int64 labels in [0, classes).
-        classes: number of classes.
+        y: labels. Classes are int64 [N] in [0, classes), numbers are float32 [N] or [N, k], and sets are int64 [N, k]
+            with 1 for each member.
+        classes: number of classes; 0 if labels are numbers or sets.
         split: [N] int8 with 0 train, 1 validation, 2 test; None if the data is not split.
         client: [N] int64, the natural client (owner in the data) of each sample, 0..n-1; None if the data has none.
         normalise: channel statistics of uint8 pixels. None for features and tokens. Also None for images whose
             statistics are computed later, from training samples only.
         name: name of the data set.
-        class_names: one name per class, or empty.
+        class_names: one name per class; for numbers and sets, one name per column of y. It may be empty.
         client_names: one name per natural client; empty if clients have numbers.
         tokens: whether x holds integers that a model embeds; they are never scaled.
         feature_names: one name per column of a table, or empty.
@@ -84,13 +85,31 @@ class Samples:
     def __post_init__(self) -> None:
         check_samples(self)
 
+    @property
+    def labels(self) -> str:
+        """What labels are: `"classes"`, `"numbers"` or `"sets"`."""
+        return _kind_of(self.classes, self.y.dtype.kind == "f")
+
     def name_of(self, client: int) -> str:
         """Return the name that the data gives to natural client 0..n-1."""
         return _name_of(client, self.client_names, self.client_keys)
 
     def __repr__(self) -> str:
         kind = "tokens" if self.tokens else str(self.x.dtype)
-        return f"<Samples {self.name!r}: {len(self.x):,} of shape {self.x.shape[1:]} ({kind}), {self.classes} classes>"
+        labels = label_words(self.labels, self.classes, self.y.shape)
+        return f"<Samples {self.name!r}: {len(self.x):,} of shape {self.x.shape[1:]} ({kind}), {labels}>"
+
+
+def _kind_of(classes: int, floats: bool) -> str:
+    return "classes" if classes else "numbers" if floats else "sets"
+
+
+def label_words(labels: str, classes: int, shape: tuple[int, ...]) -> str:
+    """Return what labels y of this shape are, for example `"10 classes"`, `"1 number each"` or `"sets of 5"`."""
+    if labels == "classes":
+        return f"{classes} classes"
+    columns = shape[1] if len(shape) > 1 else 1
+    return f"sets of {columns}" if labels == "sets" else f"{counted(columns, 'number')} each"
 
 
 def _name_of(client: int, names: tuple[str, ...], keys: Array | None) -> str:
@@ -111,23 +130,10 @@ def check_samples(samples: Samples) -> None:
                 f"{name}: x has {counted(total, 'sample')} but {what} has {len(array):,}; they must be equal",
                 code="PEFLL-D135",
             )
-    if not np.issubdtype(y.dtype, np.integer):
-        raise PefllError(
-            f"{name}: labels are {y.dtype}; convert them to whole numbers 0..{classes - 1} with y.astype(int)",
-            code="PEFLL-D136",
-        )
-    if y.ndim != 1:
-        raise PefllError(
-            f"{name}: y must have one label per sample, but its shape is {tuple(y.shape)}", code="PEFLL-D137"
-        )
-    low, high = int(y.min()), int(y.max())
-    if low < 0:
-        raise PefllError(f"{name}: there is a label {low}; labels count from 0", code="PEFLL-D138")
-    if high >= classes:
-        raise PefllError(
-            f"{name}: there is a label {high}, but with {counted(classes, 'class')} labels must be 0..{classes - 1}",
-            code="PEFLL-D139",
-        )
+    if classes == 0 and (y.dtype.kind == "f" or y.ndim > 1):
+        _check_other_labels(y, name)
+    else:
+        _check_classes(y, name, classes)
     if x.dtype.kind not in "uif":
         raise PefllError(
             f"{name}: x is {x.dtype}; it must hold numbers (uint8 pixels, float features or tokens)", code="PEFLL-D140"
@@ -140,6 +146,60 @@ def check_samples(samples: Samples) -> None:
         )
     if x.dtype.kind == "f":
         _check_range(samples)
+
+
+def _check_classes(y: Array, name: str, classes: int) -> None:
+    """Raise PefllError for labels that are not classes [N]."""
+    if not np.issubdtype(y.dtype, np.integer):
+        raise PefllError(
+            f"{name}: labels are {y.dtype}; convert them to whole numbers 0..{classes - 1} with y.astype(int)",
+            code="PEFLL-D136",
+        )
+    if y.ndim != 1:
+        raise PefllError(
+            f"{name}: y must have one label per sample, but its shape is {tuple(y.shape)}", code="PEFLL-D137"
+        )
+    low, high = int(y.min()), int(y.max())
+    if low < 0:
+        raise PefllError(
+            f"{name}: there is a label {low}; classes count from 0, and labels that are other numbers need "
+            f"{for_numbers()}",
+            code="PEFLL-D138",
+        )
+    if high >= classes:
+        raise PefllError(
+            f"{name}: there is a label {high}, but with {counted(classes, 'class')} labels must be 0..{classes - 1}",
+            code="PEFLL-D139",
+        )
+
+
+def for_numbers() -> str:
+    """Return what a user gives to say that labels are numbers, not classes."""
+    return either("--task regression", "labels='numbers'")
+
+
+def _check_other_labels(y: Array, name: str) -> None:
+    """Raise PefllError for labels that are neither numbers [N] or [N, k] nor sets [N, k]."""
+    if y.ndim > 2 or 0 in y.shape[1:]:
+        raise PefllError(
+            f"{name}: y has the shape {list(y.shape)}; numbers have the shape [N] or [N, k], and sets [N, k]",
+            code="PEFLL-D500",
+        )
+    if y.dtype.kind == "f":
+        fine = np.abs(y) <= LARGEST  # False for NaN
+        if not fine.all():
+            row = int(np.argmin(fine.reshape(len(y), -1).all(axis=1)))
+            raise PefllError(
+                f"{name}: the label of sample {row} is {y[row]}; labels must be finite numbers of at most "
+                f"{LARGEST:g}: correct it or leave the sample out",
+                code="PEFLL-D501",
+            )
+    elif y.dtype.kind not in "ui" or not ((y == 0) | (y == 1)).all():
+        raise PefllError(
+            f"{name}: y has several columns of {y.dtype}; a set has 1 for each member and 0 for the others, and other "
+            "numbers must be floats, such as y.astype(float)",
+            code="PEFLL-D502",
+        )
 
 
 def _check_range(samples: Samples) -> None:
@@ -198,7 +258,7 @@ class Federation:
 
     Attributes:
         x: [N, ...] in the stored type (uint8 pixels stay uint8).
-        y: int64 [N], labels.
+        y: labels, see `Samples`.
         rows: int64 [R], indices into x and y, grouped by client and split.
         offset: int64 [3, n], start of each client's part of `rows`, per split.
         count: int64 [3, n], number of each client's samples, per split.
@@ -255,8 +315,13 @@ class Federation:
         return (
             f"<Federation {self.name!r}, {self.partition}: {self.num_clients:,} clients "
             f"({self.num_seen:,} seen, {self.num_unseen:,} unseen{untested}), {len(self.rows):,} samples of shape "
-            f"{self.input_shape}, {self.classes} classes>"
+            f"{self.input_shape}, {label_words(self.labels, self.classes, self.y.shape)}>"
         )
+
+    @property
+    def labels(self) -> str:
+        """What labels are: `"classes"`, `"numbers"` or `"sets"`."""
+        return _kind_of(self.classes, self.y.is_floating_point())
 
     @property
     def num_clients(self) -> int:
@@ -338,11 +403,21 @@ class Federation:
         return rows
 
     def histograms(self, split: int = TRAIN) -> Array:
-        """Return each client's number of samples per class, int64 [n, classes]."""
+        """Return each client's number of samples per class, int64 [n, classes].
+
+        Sets count for each member. Numbers are put into ten groups with equally many samples, by the first column.
+        """
         labels = self.y.cpu().numpy()[self.rows_of_clients(split)]
         owner = np.repeat(np.arange(self.num_clients), self.count[split].cpu().numpy())
-        table = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
-        return table.reshape(self.num_clients, self.classes)
+        groups = self.classes
+        if self.labels == "sets":
+            sample, labels = np.nonzero(labels)
+            owner, groups = owner[sample], self.y.shape[1]
+        elif self.labels == "numbers":
+            first, groups = labels.reshape(len(labels), -1)[:, 0], 10
+            labels = np.searchsorted(np.quantile(first, np.arange(1, groups) / groups), first, side="right")
+        table = np.bincount(owner * groups + labels, minlength=self.num_clients * groups)
+        return table.reshape(self.num_clients, groups)
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of all that training depends on: samples, owners, splits, classes and normalisation."""
@@ -454,7 +529,7 @@ def assemble(
     x = samples.x if samples.x.dtype != np.float64 else samples.x.astype(np.float32)
     made = Federation(
         x=_tensor(x),
-        y=_tensor(samples.y.astype(np.int64, copy=False)),
+        y=_tensor(samples.y.astype(np.float32 if samples.labels == "numbers" else np.int64, copy=False)),
         rows=torch.from_numpy((order if rows is None else rows[order]).astype(np.int64, copy=False)),
         offset=torch.from_numpy(np.ascontiguousarray(offset.T)),
         count=torch.from_numpy(np.ascontiguousarray(count.T).astype(np.int64)),

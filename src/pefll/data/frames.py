@@ -78,7 +78,7 @@ def use_of(
 
 def from_frame(
     frame: Any,
-    label: str,
+    label: str | Sequence[str],
     client: str | None,
     split: str | None = None,
     features: Sequence[str] | None = None,
@@ -86,19 +86,22 @@ def from_frame(
     classes: int | None = None,
     name: str = "frame",
     use: Use = AS_IT_IS,
+    labels: str = "auto",
 ) -> Samples:
     """Return samples from a table with one row per sample.
 
     Args:
         frame: a pandas or polars data frame, a pyarrow table, or a dictionary of columns.
-        label: name of the column of labels.
+        label: name of the column of labels; or several names, as a list or with commas between them.
         client: name of the column of clients, or None.
         split: name of the column with train, validation, test; None if the partition chooses the splits.
         features: names of the columns of x, in order; by default those of `use`, or all other columns.
         classes: number of classes; by default the largest label + 1.
         name: name of the data, for errors and records.
         use: how the columns are used.
+        labels: what labels are, see `samples_from_arrays`.
     """
+    label = joined_names(label)
     label = text(label, "label", "y")
     client, split = (
         None if each is None else text(each, what) for each, what in ((client, "client"), (split, "split"))
@@ -108,17 +111,30 @@ def from_frame(
     elif features is not None:
         features = [text(each, "a feature") for each in listed(features, "features", "['age', 'height']")]
     # Read labels first, so that a missing label column is reported before any error of the features.
-    labels = column(frame, label, name)
+    y, label_columns = label_column(frame, label, name), label_names(label, columns(frame))
     if features is not None and not features:
         raise PefllError(f"{name}: there are no feature columns; name some", code="PEFLL-D158")
-    chosen = _chosen(frame, tuple(features or use.features), (label, client, split), use, name)
+    chosen = _chosen(frame, tuple(features or use.features), (*label_columns, client, split), use, name)
     owner, splits = (None if each is None else column(frame, each, name) for each in (client, split))
     time = order_of(column(frame, use.time, name), use.time, name) if use.time else None
     if use.encode == "none":
         x = feature_matrix(frame, chosen, name)
-        samples = samples_from_arrays(x, labels, owner, splits, classes, name, feature_names=chosen)
+        samples = samples_from_arrays(
+            x, y, owner, splits, classes, name, feature_names=chosen, labels=labels, label_names=label_columns
+        )
     else:
-        samples = samples_of_columns(frame, chosen, use.treat, labels, owner, splits, classes=classes, name=name)
+        samples = samples_of_columns(
+            frame,
+            chosen,
+            use.treat,
+            y,
+            owner,
+            splits,
+            classes=classes,
+            name=name,
+            labels=labels,
+            label_names=label_columns,
+        )
     return replace(samples, label_column=label, client_column=client or "", time=time)
 
 
@@ -132,12 +148,16 @@ def samples_of_columns(
     *,
     classes: int | None = None,
     name: str = "frame",
+    labels: str = "auto",
+    label_names: Sequence[str] = (),
 ) -> Samples:
     """Return samples with the raw values of a table's columns `features`, which a partition encodes."""
     table, raw = raw_columns(frame, features, rules, name)
     # These zeros take no memory. They stand for the table, whose missing values are no samples yet.
     zeros = np.broadcast_to(np.float32(0), raw.shape)
-    samples = samples_from_arrays(zeros, y, client, split, classes, name, feature_names=features)
+    samples = samples_from_arrays(
+        zeros, y, client, split, classes, name, feature_names=features, labels=labels, label_names=label_names
+    )
     return replace(samples, x=raw, table=table)
 
 
@@ -229,6 +249,41 @@ def inputs_of(frame: Any, features: Sequence[str], plan: TablePlan | None, name:
     if not len(found[first]):
         raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
     return plan.encode(found, name)
+
+
+def joined_names(label: Any) -> Any:
+    """Return several names as one text with commas between them; other values unchanged."""
+    listed_names = isinstance(label, list | tuple)
+    return ",".join(text(each, "label", "y") for each in label) if listed_names else label
+
+
+def label_names(label: str, there: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of labels that `label` names: one column of `there`, or several with commas between them."""
+    return (label,) if label in there or "," not in label else tuple(each.strip() for each in label.split(","))
+
+
+def label_column(frame: Any, label: str, name: str) -> Array:
+    """Return the labels of a table, [N], or [N, k] if `label` names several columns."""
+    names = label_names(label, columns(frame))
+    if len(names) == 1:
+        return column(frame, names[0], name)
+    parts = [column(frame, each, name) for each in names]
+    for each, part in zip(names, parts, strict=True):
+        if part.dtype.kind not in "buif":
+            raise PefllError(
+                f"{name}: the column {each!r} of labels does not hold numbers; with several columns of labels, each "
+                "must hold numbers, or 0 and 1",
+                code="PEFLL-D506",
+            )
+    if all(part.dtype.kind == "b" for part in parts):
+        return np.stack(parts, axis=1)
+    return np.stack([part.astype(np.int64) if part.dtype.kind == "b" else part for part in parts], axis=1)
+
+
+def has_labels(frame: Any, label: str) -> bool:
+    """Return whether a table has all columns of labels that `label` names."""
+    there = columns(frame)
+    return set(label_names(label, there)) <= set(there)
 
 
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:

@@ -25,27 +25,27 @@ class Owned(NamedTuple):
 
     client: Name
     x: Array  # [m, ...]
-    y: Array | None  # [m], labels as the data has them
+    y: Array | None  # [m] or [m, k], labels as the data has them
 
 
 class Columns(NamedTuple):
     """Names of a table's columns, or of an .npz's arrays."""
 
     features: Sequence[str]  # columns of x, in order; empty for all columns but labels, clients and split
-    label: str  # column of labels; the table may lack it
+    label: str  # column of labels, or several with commas between them; the table may lack it
     client: str  # column of clients
     plan: TablePlan | None = None  # what training did to the features
 
 
 def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
-    """Return the samples of each client, sorted by client, from x [N, ...], y [N] or None, and owners [N]."""
+    """Return the samples of each client, sorted by client, from x [N, ...], y [N] or [N, k] or None, and owners [N]."""
     x = as_array(x, "x", name)
     y = None if y is None else as_array(y, "y", name)
     if x.ndim == 0 or len(x) == 0:
         raise PefllError(f"{name}: there are no samples", code="PEFLL-D134")
     owner, names = owners_of(client, name)
     for what, array in (("client", owner), *((("y", y),) if y is not None else ())):
-        if array.ndim != 1 or len(array) != len(x):
+        if array.ndim not in ((1, 2) if what == "y" else (1,)) or len(array) != len(x):
             raise PefllError(
                 f"{name}: x has {counted(len(x), 'sample')} but {what} has the shape {list(array.shape)}; give one "
                 "entry per sample",
@@ -61,8 +61,8 @@ def from_frame(
     client = frames.find_column(frame, columns.client, name)
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
-    if y is None and columns.label in frames.columns(frame):
-        y = frames.column(frame, columns.label, name)
+    if y is None and frames.has_labels(frame, columns.label):
+        y = frames.label_column(frame, columns.label, name)
     x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens)
     owned = by_client(x, y, client, name)
     return [each._replace(x=encoded(each.x)) for each in owned] if columns.plan else owned
@@ -112,7 +112,8 @@ def number_of_clients(owners: Any, column: str, name: str) -> int:
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:
     """Return the names of the features: `columns.features`, or else all columns but labels, clients and split."""
-    return columns.features or frames.feature_names(frame, (columns.label, columns.client, "split"), name)
+    labels = frames.label_names(columns.label, frames.columns(frame))
+    return columns.features or frames.feature_names(frame, (*labels, columns.client, "split"), name)
 
 
 def no_clients(name: str, what: str) -> PefllError:

@@ -43,6 +43,7 @@ def by_class(
         test: fraction of each class's samples that become test samples, if the data is not split.
     """
     check_is_samples(samples)
+    _check_classes(samples, "by-class")
     clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
     classes_per_client = whole_number(classes_per_client, "classes_per_client")
     num_seen = _num_seen(clients, unseen)
@@ -99,6 +100,7 @@ def dirichlet(
         test: fraction of each class's samples that become test samples, if the data is not split.
     """
     check_is_samples(samples)
+    _check_classes(samples, "dirichlet")
     clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
     num_seen = _num_seen(clients, unseen)
     alpha = any_number(alpha, "alpha")
@@ -403,6 +405,16 @@ def _num_seen(clients: int, unseen: float) -> int:
             code="PEFLL-D197",
         )
     return seen
+
+
+def _check_classes(samples: Samples, partition: str) -> None:
+    """Raise PefllError if a partition by class gets labels without classes."""
+    if samples.labels != "classes":
+        raise PefllError(
+            f"{samples.name}: the partition {partition!r} needs classes, but these labels are {samples.labels}; name "
+            "the client of each sample, for the partition 'natural'",
+            code="PEFLL-D507",
+        )
 
 
 def _check_enough(samples: Samples, clients: int) -> None:

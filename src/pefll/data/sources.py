@@ -10,7 +10,7 @@ from pefll.core.arguments import path as as_path
 from pefll.core.arguments import plain, shown, text
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument
-from pefll.data import cifar, digits, femnist, leaf, mnist_writers, shakespeare, user_files
+from pefll.data import cifar, digits, femnist, frames, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.federation import Federation, Samples
 from pefll.data.frames import AS_IT_IS, Use
@@ -124,6 +124,7 @@ def load_samples(
     label: str = user_files.LABEL,
     client: str = user_files.CLIENT,
     use: Use = AS_IT_IS,
+    labels: str = "auto",
 ) -> Samples:
     """Return the samples of a named data set, or those in a user's file or folder.
 
@@ -134,15 +135,17 @@ def load_samples(
         label: name of the column or array of labels in a user's file.
         client: name of the column or array of clients in a user's file; the default name may be absent.
         use: how the columns of a user's table are used.
+        labels: what labels in a user's file are, see `samples_from_arrays`.
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
+    label = frames.joined_names(label)
     label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
         path = as_path(name_or_path, "the data set's name or path").expanduser()
         # A single word is a misspelt name of a data set. Everything else is a path.
         if path.exists() or path.suffix or len(path.parts) > 1:
-            return user_files.load(path, data_dir, report, label=label, client=client, use=use)
+            return user_files.load(path, data_dir, report, label=label, client=client, use=use, labels=labels)
         raise unknown("data set", str(name_or_path), DATASETS)
     user_files.refuse_columns(source.name, label, client)
     user_files.refuse_use(use, source.name)

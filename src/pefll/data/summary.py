@@ -33,12 +33,13 @@ class Summary:
         num_seen: number of clients that take part in training.
         num_unseen: number of clients that never take part in training.
         num_untested: number of clients without a test sample.
-        classes: number of classes.
-        class_names: one name per class, or empty.
+        classes: number of classes; 0 if labels are numbers or sets.
+        class_names: one name per class, or empty; for numbers and sets, one name per column of y, or empty.
         samples: triple of the number of samples of all clients.
         samples_per_client: triple of the spread of samples over clients.
-        class_table: number of samples of each class, one triple per class.
-        classes_per_client: spread of the number of classes among a client's training samples.
+        class_table: number of samples of each class, one triple per class; for sets, with each member.
+        classes_per_client: spread of the number of classes among a client's training samples; zeros without classes.
+        ranges: smallest, mean and largest training label of each column of numbers, or empty.
     """
 
     name: str
@@ -53,18 +54,21 @@ class Summary:
     samples_per_client: tuple[Spread, ...]
     class_table: tuple[tuple[int, ...], ...]
     classes_per_client: Spread
+    ranges: tuple[tuple[float, float, float], ...] = ()
 
 
 def summarise(federation: Federation) -> Summary:
     """Return the statistics of a federation; it is fast for a million clients."""
     check_is_federation(federation)
-    n, classes = federation.num_clients, federation.classes
+    n, classes, kind = federation.num_clients, federation.classes, federation.labels
     labels = federation.y.cpu().numpy()
     count = federation.count.cpu().numpy()
-    block = max(1, _CELLS // classes)
-    table = np.zeros((classes, len(SPLITS)), dtype=np.int64)
-    different = np.empty(n, dtype=np.int64)
-    for first in range(0, n, block):
+    block = max(1, _CELLS // max(1, classes))
+    table = np.zeros((labels.shape[1] if kind == "sets" else classes, len(SPLITS)), dtype=np.int64)
+    different = np.zeros(n, dtype=np.int64)
+    for split in range(len(SPLITS)) if kind == "sets" else ():
+        table[:, split] = labels[federation.rows_of_clients(split)].sum(axis=0)
+    for first in range(0, n, block) if kind == "classes" else ():
         last = min(first + block, n)
         for split in range(len(SPLITS)):
             mine = labels[federation.rows_of_clients(split, first, last)]
@@ -87,11 +91,20 @@ def summarise(federation: Federation) -> Summary:
         samples_per_client=tuple(_spread(each) for each in count),
         class_table=tuple(map(tuple, table.tolist())),
         classes_per_client=_spread(different),
+        ranges=_ranges(labels[federation.rows_of_clients(TRAIN)]) if kind == "numbers" else (),
     )
+
+
+def _ranges(numbers: Array) -> tuple[tuple[float, float, float], ...]:
+    """Return minimum, mean and maximum of each column of numbers [m] or [m, k]."""
+    columns = numbers.reshape(len(numbers), -1).astype(np.float64)
+    return tuple(zip(*(part.tolist() for part in (columns.min(0), columns.mean(0), columns.max(0))), strict=True))
 
 
 def classes_without_samples(samples: Samples) -> str:
     """Return which classes are empty, for example `"1, 2 and 4 have no sample"`; "" if none is empty."""
+    if samples.labels != "classes":
+        return ""
     absent = np.flatnonzero(np.bincount(samples.y, minlength=samples.classes) == 0).tolist()
     return f"{first_few(absent)} {'has' if len(absent) == 1 else 'have'} no sample" if absent else ""
 

@@ -44,23 +44,27 @@ _NPZ_LABEL = "y"  # default name in .npz files; LABEL is tried next
 def read_samples(
     path: Path | str,
     *,
-    label: str = LABEL,
+    label: str | Sequence[str] = LABEL,
     client: str = CLIENT,
     split: str = SPLIT,
     classes: int | None = None,
     use: Use = AS_IT_IS,
+    labels: str = "auto",
 ) -> Samples:
     """Return the samples in a user's file or folder.
 
     Args:
         path: an `.npz` with x, y and maybe client and split; a CSV or Parquet table; a folder `client/class/*.png`.
-        label: name of the column or array of labels; in an `.npz`, the default name also finds y.
+        label: name of the column or array of labels; in an `.npz`, the default name also finds y. A table may have
+            several columns of labels: give a list, or names with commas between them.
         client: name of the column or array of clients; the default name may be absent.
         split: name of the column or array with train, validation, test; it may be absent.
         classes: number of classes; by default the largest label + 1.
         use: how the columns of a table are used.
+        labels: what labels are, see `samples_from_arrays`.
     """
     path = arguments.path(path).expanduser()
+    label = frames.joined_names(label)
     label, client, split = (
         arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, SPLIT))
     )
@@ -75,14 +79,15 @@ def read_samples(
         y = _npz_label(path, label)
         arrays = read_npz(path, needed=("x", y, *named), optional=(client, split))
         return samples_from_arrays(
-            arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem
+            arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem, labels=labels
         )
     frame = frames.read_frame(path)
     names = frames.columns(frame)
-    if label not in names:
+    missing = [each for each in frames.label_names(label, names) if each not in names]
+    if missing:
         raise PefllError(
-            f"{path.name}: there is no column {label!r} with labels; there are {', '.join(names)}: name the right one "
-            f"with {argument('label')}",
+            f"{path.name}: there is no column {missing[0]!r} with labels; there are {', '.join(names)}: name the right "
+            f"one with {argument('label')}",
             code="PEFLL-D176",
         )
     if client not in names and client != CLIENT:
@@ -96,6 +101,7 @@ def read_samples(
         classes=classes,
         name=path.stem,
         use=use,
+        labels=labels,
     )
 
 
@@ -107,6 +113,7 @@ def load(
     label: str = LABEL,
     client: str = CLIENT,
     use: Use = AS_IT_IS,
+    labels: str = "auto",
 ) -> Samples:
     """Return the samples of `read_samples`, from the cache in the data folder if the file has not changed.
 
@@ -114,18 +121,19 @@ def load(
     """
     path = Path(path).expanduser()
     if _kind(path) == "npz":  # a cached copy would be no faster
-        return read_samples(path, label=label, client=client, use=use)
+        return read_samples(path, label=label, client=client, use=use, labels=labels)
     place = str(path.resolve())
     state = state_of(path)
 
     def build() -> Samples:
         cache.discard_orphans(data_dir)
-        return read_samples(path, label=label, client=client, use=use)
+        return read_samples(path, label=label, client=client, use=use, labels=labels)
 
     return cache.cached(
         f"own-{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}",
         data_dir,
-        {"path": place, "state": state, "label": label, "client": client, "use": _as_json(use)},
+        {"path": place, "state": state, "label": label, "client": client, "use": _as_json(use)}
+        | ({} if labels == "auto" else {"labels": labels}),
         build,
         report,
         what=str(path),
@@ -174,8 +182,9 @@ def read_client(
     instead: str = "",
     client_named: bool = False,
     plan: TablePlan | None = None,
+    labels: str = "classes",
 ) -> tuple[Array, Array | None]:
-    """Return one client's samples: x [N, ...] as returned by `inputs`, and y int64 [N], or None without labels.
+    """Return one client's samples: x [N, ...] as returned by `inputs`, and y as in `Samples`, or None without labels.
 
     Args:
         path: an `.npz` with x and maybe y; a CSV or Parquet table; a folder `class/*.png`.
@@ -189,6 +198,7 @@ def read_client(
         instead: end of that error: what else a user can do with such a file.
         client_named: whether the user gave the name `client`; then it must exist.
         plan: what training did to the columns of a table, which replaces `features`; or None.
+        labels: what labels are: classes, numbers or sets.
     """
     features = list(plan.names if plan else features)
     path = Path(path).expanduser()
@@ -217,22 +227,27 @@ def read_client(
         # If `features` is empty, all other columns are features, even one with the name `CLIENT`.
         if client_named and frames.find_column(frame, client, path.name) is None:
             raise _no_client_column(path, client, names)
-        owned = find_owners(frame, candidates if features else (client,), (*features, label), path.name)
-        y = frames.column(frame, label, path.name) if label in names else None
-        chosen = features or frames.feature_names(frame, (label, client, split), path.name)
+        label_columns = frames.label_names(label, names)
+        owned = find_owners(frame, candidates if features else (client,), (*features, *label_columns), path.name)
+        y = frames.label_column(frame, label, path.name) if frames.has_labels(frame, label) else None
+        chosen = features or frames.feature_names(frame, (*label_columns, client, split), path.name)
         x = frames.inputs_of(frame, chosen, plan, path.name, tokens=tokens)
     if alone and owned is not None:
         column, values = owned
         count = number_of_clients(values, column, path.name)
         if count > 1:
             raise _several_clients(path, count, instead, f", by {column!r}")
-    labels = None if y is None else labels_of(y, class_names, path.name)
+    found = None if y is None else labels_of(y, class_names, path.name, labels)
     x = inputs(x, path.name, tokens=tokens)
-    some = np.zeros(len(x), dtype=np.int64) if labels is None else labels
-    classes = max(1, int(some.max(initial=0)) + 1)
+    some, classes = found, None
+    if found is None or labels == "classes":
+        labels, some = "classes", np.zeros(len(x), dtype=np.int64) if found is None else found
+        classes = max(1, int(some.max(initial=0)) + 1)
     called = plan.input_names if plan else ()
-    plain = samples_from_arrays(x, some, classes=classes, name=path.name, tokens=tokens, feature_names=called)
-    return encoded(plain.x) if plan else plain.x, labels
+    plain = samples_from_arrays(
+        x, some, classes=classes, name=path.name, tokens=tokens, feature_names=called, labels=labels
+    )
+    return encoded(plain.x) if plan else plain.x, found
 
 
 def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:
@@ -267,6 +282,7 @@ def read_member(
     tokens: bool = False,
     seed: int = 0,
     plan: TablePlan | None = None,
+    labels: str = "classes",
 ) -> Federation:
     """Return a federation with one client, which takes part in the training of a real federation.
 
@@ -281,15 +297,26 @@ def read_member(
         tokens: whether x holds tokens.
         seed: seed of the random splits.
         plan: as for `read_client`.
+        labels: what labels are: classes, numbers or sets.
     """
     path = Path(path).expanduser()
     x, y = read_client(
-        path, label=label, split=split, features=features, class_names=class_names, tokens=tokens, alone=True, plan=plan
+        path,
+        label=label,
+        split=split,
+        features=features,
+        class_names=class_names,
+        tokens=tokens,
+        alone=True,
+        plan=plan,
+        labels=labels,
     )
     if y is None:
         raise PefllError(f"{path} has no labels; add them, since training needs them", code="PEFLL-D180")
     parts = _read_split(path, split)
-    plain = samples_from_arrays(x, y, np.zeros(len(x), dtype=np.int64), parts, classes, path.name, tokens=tokens)
+    owner = np.zeros(len(x), dtype=np.int64)
+    known = classes or None
+    plain = samples_from_arrays(x, y, owner, parts, known, path.name, tokens=tokens, labels=labels)
     samples = replace(plain, normalise=normalise if plain.x.dtype == np.uint8 else None)
     if samples.split is None:
         return natural(samples, seed, unseen=0.0)
@@ -354,12 +381,13 @@ def federation_from_arrays(
     classes: int | None = None,
     name: str = "arrays",
     tokens: bool = False,
+    labels: str = "auto",
 ) -> Federation:
     """Return a federation of the clients that a user's arrays name.
 
     Args:
         x: [N, ...] numbers: features, tokens, or images channels-first or channels-last, see `arrays.inputs`.
-        y: [N] labels: whole numbers from 0, or texts.
+        y: labels: [N] whole numbers from 0 or texts; [N] or [N, k] floats; [N, k] of 0 and 1, see `Samples`.
         client: [N] the owner of each sample: any whole numbers or texts.
         split: [N] train, validation, test (or 0, 1, 2); None to split each client's samples at random.
         unseen: fraction of clients that never take part in training.
@@ -369,19 +397,20 @@ def federation_from_arrays(
         classes: number of classes; by default the largest label + 1.
         name: name of the data.
         tokens: whether x holds whole numbers that a model embeds, for example a text as [N, length].
+        labels: what labels are, see `samples_from_arrays`; with auto, their type and shape tell.
     """
     if client is None:
         name = arguments.text(name, "name")
         raise PefllError(
             f"{name}: there is no client column; name the clients, or partition the samples by class", code="PEFLL-D182"
         )
-    samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens)
+    samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens, labels=labels)
     return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
 
 
 def federation_from_frame(
     frame: Any,
-    label: str,
+    label: str | Sequence[str],
     client: str,
     *,
     split: str | None = None,
@@ -399,6 +428,7 @@ def federation_from_frame(
     seed: int = 0,
     classes: int | None = None,
     name: str = "frame",
+    labels: str = "auto",
 ) -> Federation:
     """Return a federation of the clients in a table.
 
@@ -407,7 +437,7 @@ def federation_from_frame(
 
     Args:
         frame: a pandas or polars data frame, a pyarrow table, or a dictionary of columns, with a row per sample.
-        label: name of the column of labels.
+        label: name of the column of labels; or several names, as a list or with commas between them.
         client: name of the column of clients.
         split: name of the column with train, validation, test; None to split each client's rows at random.
         features: names of the columns that are features, in order; by default all others.
@@ -426,10 +456,13 @@ def federation_from_frame(
         seed: seed of the random splits and of the order of clients.
         classes: number of classes; by default the largest label + 1.
         name: name of the data.
+        labels: what labels are, see `samples_from_arrays`; with auto, their type and shape tell.
     """
     dropped = [arguments.text(each, "drop") for each in arguments.listed(drop, "drop", "['note']")]
     use = frames.use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time)
-    samples = frames.from_frame(frame, label, client, split, features, classes=classes, name=name, use=use)
+    samples = frames.from_frame(
+        frame, label, client, split, features, classes=classes, name=name, use=use, labels=labels
+    )
     samples, notes = selected(samples, missing, min_samples)
     for note in notes:
         warnings.warn(note, stacklevel=2)

@@ -61,10 +61,13 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
         table=agreed.table,
         num_clients=agreed.num_clients,
         dataset=agreed.dataset,
+        task=agreed.learns or None,
+        outputs=None if agreed.classes else method.problem.task.outputs,
+        label_columns=agreed.label_columns or None,
         neighbours=module.settings if isinstance(module, NeighbourModel) else None,
     )
     member.model.parent.mkdir(parents=True, exist_ok=True)
-    PersonalModel(module.eval(), spec).save(member.model, overwrite=True)
+    PersonalModel(module.eval(), spec, method.problem.task).save(member.model, overwrite=True)
     return {}
 
 

@@ -59,7 +59,7 @@ def train(grid: Any, plan: Plan, console: Console | None = None) -> Run:
     folder = RunFolder(plan.run) if plan.folder else None
     resumes = folder is not None and any(folder.checkpoints.glob("round-*"))
     # A resumed run needs only the shapes of the state. A made-up client gives them, so that no real client is asked.
-    template = run.method_template(agreed.build(), config) if resumes else None
+    template = run.method_template(agreed.build(), config, agreed.label_columns or None) if resumes else None
     engine = _engine(grid, plan, _reporter(console), template)
     try:
         engine.roster.wait_for(plan.wait_clients or len(plan.names), plan.wait_seconds)

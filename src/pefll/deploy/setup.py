@@ -19,6 +19,7 @@ from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.names import client_name
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
+from pefll.tasks.names import allow_task, checked_task, inferred, labels_for, name_of
 
 MOST_GENERATED_NAMES = 10_000  # more would take long, because each client gets a key
 
@@ -49,6 +50,7 @@ def agreement_like(
     seed: int = 0,
     label: str = LABEL,
     client: str = CLIENT,
+    task: str = "",
 ) -> Agreement:
     """Return an agreement for clients whose data has the same form as the example `like`.
 
@@ -62,7 +64,10 @@ def agreement_like(
         seed: seed of all random draws.
         label: see `load_samples`.
         client: name of the column with the client, which is not used as a feature.
+        task: the task and its settings, as text; "" for the one that fits the labels. A regression takes the mean and
+            the deviation of labels from the example.
     """
+    allow_task(task)
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -70,9 +75,10 @@ def agreement_like(
             raise PefllError(f"{argument('pairs', option='--set')} takes NAME=VALUE, not {pair!r}", code="PEFLL-F426")
         settings[name.strip()] = value.strip()
     allow(method, model, *settings.values())
-    samples = load_samples(like, data_dir, label=label, client=client)
+    samples = load_samples(like, data_dir, label=label, client=client, labels=labels_for(task))
     # Clients cannot learn together what to do to the columns of a table, so the example's rows decide.
     example = _one_client(samples)
+    learned = (checked_task(task) or inferred(example)).bind(_one_client(samples, validation=0.0, test=0.0))
     agreed = Agreement(
         method=method,
         settings=typed_settings(method, settings),
@@ -87,6 +93,8 @@ def agreement_like(
         feature_names=example.feature_names,
         table=example.table.to_json() if example.table else None,
         dataset=samples.name,
+        learns=name_of(learned),
+        label_columns=samples.y.shape[1] if samples.y.ndim > 1 else 0,
     )
     agreed.build()  # raises PefllError for wrong settings, before any file is written
     return _with_small_descriptor(agreed)
@@ -136,7 +144,7 @@ def statistics(samples: Samples) -> Normalise | None:
     return samples.normalise or _one_client(samples).normalise
 
 
-def _one_client(samples: Samples) -> Federation:
-    """Return the samples as those of one client, with the statistics of its training samples."""
-    alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=())
-    return with_channel_stats(natural(alone, 0, unseen=0.0))
+def _one_client(samples: Samples, **shares: Any) -> Federation:
+    """Return the samples as those of one client, with the statistics of its training samples; see `natural`."""
+    alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=(), client_keys=None)
+    return with_channel_stats(natural(alone, 0, unseen=0.0, **shares))

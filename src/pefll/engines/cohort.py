@@ -182,7 +182,7 @@ class LimitsWeights(Protocol):
 
         Args:
             clients: the clients' numbers in the federation.
-            sums: samples, correct, masked correct and summed loss of each client, float64 [clients, 4].
+            sums: the task's sums of each client, float64 [clients, width]; the first one is its number of samples.
             chooses: whether these sums select the best round.
         """
         ...

@@ -104,7 +104,7 @@ class NewClientAccuracy:
         del folder
         assert run.federation is not None
         data = new_clients(run.federation, run.config.seed, self.alphas, self.group)
-        scores = run.evaluate_clients("test", data)
+        scores: list[Any] = run.evaluate_clients("test", data)
         groups = [scores[at : at + self.group] for at in range(0, len(scores), self.group)]
         return {
             "alphas": list(self.alphas),

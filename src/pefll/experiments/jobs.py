@@ -17,7 +17,7 @@ from pefll.experiments.table1 import Job
 from pefll.experiments.timing import has_rounds
 from pefll.methods import hyperparameters, personal_settings
 from pefll.training.evaluation import counts_of
-from pefll.training.run import Run, evaluation_of_clients
+from pefll.training.run import Run
 from pefll.training.summary import COUNTED_CLIENTS
 
 
@@ -116,16 +116,14 @@ def evaluated(run: Run, settings: dict[str, Any], console: Console | None = None
         console: shows progress; None for silence.
     """
     started = time.perf_counter()
-    clients = run.with_settings(**settings).evaluate_clients("test", console=console)
-    scores = evaluation_of_clients(clients)
-    best = {group: value._asdict() if value else None for group, value in scores._asdict().items()}
+    scores, clients = run.with_settings(**settings).scores("test", console=console)
     sums = np.array([one[3:] for one in clients], dtype=np.float64)  # samples to loss
     words = "".join(f" --set {name}={value}" for name, value in settings.items())
     return run.summary | {
         "evaluation": f"pefll evaluate RUN{words}",
         "settings": run.summary["settings"] | settings,
         "test_seconds": round(time.perf_counter() - started, 3),
-        "accuracy": {"best": best, "as_trained": run.summary["accuracy"]["best"]},
+        "accuracy": {"best": scores.rows(), "as_trained": run.summary["accuracy"]["best"]},
         "client_counts": counts_of(sums, run.summary["num_seen"]) if len(clients) <= COUNTED_CLIENTS else None,
     }
 

@@ -274,6 +274,11 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
         return partitioned[seed]
 
     first = data(search.seeds[0])
+    if first.labels != "classes":
+        raise PefllError(
+            "a search chooses by accuracy, but these labels are not classes; compare runs of `pefll train` instead",
+            code="PEFLL-X500",
+        )
     name = file_name(search.config.data, search.config.method, first.num_clients)
     if search.hold_out:
         name = f"{name}{_HOLDING_OUT}{search.hold_out}"

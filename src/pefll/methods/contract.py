@@ -14,11 +14,13 @@ from pefll.core import randomness
 from pefll.core.derivatives import gradient
 from pefll.core.errors import PefllError, unknown
 from pefll.core.reference import reference
+from pefll.core.tree import map_tree
 from pefll.data.client import Batch, Client
 from pefll.data.federation import VALIDATION
 from pefll.models.network import Network, Parameters
 from pefll.tasks import Classification, Task
-from pefll.tasks import Score as Score  # return type of a method's `predict`
+from pefll.tasks import Score as Score  # return type of a method's `predict` in classification
+from pefll.tasks.sums import no_sums
 
 State = TypeVar("State", bound=tuple[Any, ...])
 Tree = Any  # a tensor, or a NamedTuple of trees
@@ -105,9 +107,9 @@ class Problem:
     """The learning problem, which is the same for every method.
 
     Attributes:
-        model: the clients' network, which maps samples to one score per class.
+        model: the clients' network, which maps samples to the outputs of the task, such as one score per class.
         input_shape: shape of one sample.
-        classes: number of classes.
+        classes: number of classes; 0 if labels are not classes.
         num_clients: number of all clients of the federation; the default size of PeFLL's descriptor depends on it.
         tokens: whether samples are tokens.
         task: defines loss and metrics of the model's output; classification by default.
@@ -127,6 +129,23 @@ class Problem:
             object.__setattr__(self, "num_seen", self.num_clients)
         if self.task is None:
             object.__setattr__(self, "task", Classification(self.classes))
+
+    @property
+    def encoded(self) -> int:
+        """Number of values of a label that an embedding network gets: one per class, or `Task.encoded`."""
+        return self.task.encoded
+
+    def embedded(self, y: Tensor) -> Tensor:
+        """Return labels [b, ...] as an embedding network gets them: classes [b], or encoded labels [b, e].
+
+        Embedding networks encode classes themselves, because they can select weights faster than multiply by zeros.
+        """
+        return self.task.encode(y) if self.encodes else y
+
+    @property
+    def encodes(self) -> bool:
+        """Whether an embedding network gets encoded labels, not classes."""
+        return type(self.task).encode is not Classification.encode
 
     def loss(self, theta: Parameters, batch: Any) -> Tensor:
         """Return the mean loss [] of a model on a batch; theta is a vector [D] or tensors by name."""
@@ -251,8 +270,8 @@ class Method(Protocol[State]):
         """Return the descriptors of the cohort's clients, [c, l]; None if the method has none."""
         ...
 
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score a client's personal model on its own samples."""
+    def predict(self, client: Client, theta: Tensor, split: int) -> Any:
+        """Return the task's sums, such as a `Score`, of a client's personal model on its own samples."""
         ...
 
 
@@ -357,20 +376,20 @@ class BaseMethod:
     def descriptors(self, server: Any, cohort: Cohort) -> Tensor | None:
         """Return None: clients have no descriptors."""
 
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
-        """Score a client's personal model on its own samples."""
+    def predict(self, client: Client, theta: Tensor, split: int) -> Any:
+        """Return the task's sums, such as a `Score`, of a client's personal model on its own samples."""
         return score(self.problem, client, theta, split)
 
 
-def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATION) -> Score:
-    """Return the summed scores of a model [D] on one split of one client."""
+def score(problem: Problem, client: Client, theta: Tensor, split: int = VALIDATION) -> Any:
+    """Return the task's sums, such as a `Score`, of a model [D] on one split of one client."""
     return sum_scores(problem, client, lambda x: problem.model(theta, x), split)
 
 
 def sum_scores(
     problem: Problem, client: Client, outputs_of: Callable[[Tensor], Tensor], split: int = VALIDATION
-) -> Score:
-    """Return the summed scores of the outputs of a function, on one split of one client.
+) -> Any:
+    """Return the task's sums, such as a `Score`, of the outputs of a function, on one split of one client.
 
     Args:
         problem: has the task.
@@ -378,10 +397,11 @@ def sum_scores(
         outputs_of: maps samples [b, ...] to outputs; for classification, logarithms of probabilities up to a constant.
         split: the split of the client's samples.
     """
-    known = client.has_class()
-    zero = torch.zeros((), dtype=client.dtype, device=client.count.device)
-    total = [zero] * len(Score._fields)
+    known = client.has_class() if client.federation.classes else None
+    total: Any = None
     for batch in client.everything(split):
         sums = problem.task.measure(outputs_of(batch.x), batch, known)
-        total = [a + b for a, b in zip(total, sums, strict=True)]
-    return Score(*total)
+        total = sums if total is None else map_tree(torch.add, total, sums)
+    if total is None:  # no client has samples of the split
+        return no_sums(problem.task, client.federation.y, client.federation.classes, client.dtype)
+    return total

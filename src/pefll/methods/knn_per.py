@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pefll.data.client import Client
 from pefll.methods.averaging import Averaging, Update, update
-from pefll.methods.contract import ClientState, Cohort, Score, everyone, require, sum_scores
+from pefll.methods.contract import ClientState, Cohort, everyone, require, sum_scores
 from pefll.methods.optim import SGD, sgd_on_loss
 from pefll.models.head import Head
 from pefll.models.neighbours import NeighbourModel, mixed, neighbour_shares
@@ -73,7 +73,12 @@ class KNNPer(Averaging):
         require(fits, "scale must be more than 0, and max_weight at most 1", code="PEFLL-S007")
 
     def check(self) -> None:
-        """Find the head, so that a model without a head is an error before the run starts."""
+        """Raise PefllError unless labels are classes. Find the head, so that a model without one is an error now."""
+        require(
+            self.problem.classes > 0,
+            "kNN-Per lets neighbours vote for classes, but these labels are not classes; take another method",
+            code="PEFLL-S521",
+        )
         _ = self.head
 
     @cached_property
@@ -87,7 +92,7 @@ class KNNPer(Averaging):
         batches = client.batches("train", self.batch_size or None, self.local_steps)
         return update(client, sgd_on_loss(self.problem.loss, theta, batches, sgd))
 
-    def predict(self, client: Client, theta: Tensor, split: int) -> Score:
+    def predict(self, client: Client, theta: Tensor, split: int) -> Any:
         """Score the mixture of the global model and the client's memory."""
         memory = self.remember(client, theta)
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pefll.core.derivatives import network_vjp, pull_back
 from pefll.core.errors import unknown
 from pefll.core.tree import map_tree
 from pefll.data.client import Client
-from pefll.methods import optim, refining
-from pefll.methods.contract import Cohort, Problem, each, everyone, require, undrawn_network
-from pefll.models.embedding import build_embedding, check_embedding
-from pefll.models.hypernetwork_choice import build_hypernetwork, check_hypernetwork
-from pefll.models.network import Network, Parameters
-from pefll.models.own import Choice, width_of
-
-# A new run with more clients than this takes descriptors of MANY_SIZE numbers, and not the paper's 1 + n / 4. They are
-# cheaper to send, and enough unless clients differ in many ways: docs/models.md, results/descriptor_size.json.
-MANY_CLIENTS, MANY_SIZE = 1000, 64
+from pefll.methods import optim
+from pefll.methods.contract import Cohort, each, everyone, require
+from pefll.methods.two_networks import Standardised, TwoNetworks
+from pefll.models.network import Parameters
+from pefll.models.own import Choice
 
 
 class Eta(NamedTuple):
@@ -62,15 +56,8 @@ class Server(NamedTuple):
     average: Eta | optim.NoMean = optim.NoMean()
 
 
-class Standardised(NamedTuple):
-    """How descriptors are standardised: `shift` [] is subtracted from every number, `scale` [] divides it."""
-
-    shift: Tensor
-    scale: Tensor
-
-
 @dataclass(frozen=True)
-class PeFLL(refining.Refining):
+class PeFLL(TwoNetworks):
     """Algorithms 1 and 2 of the paper; the defaults are the settings behind its results.
 
     Attributes:
@@ -117,48 +104,12 @@ class PeFLL(refining.Refining):
     client_rates: ClassVar[tuple[str, ...]] = ("client_lr",)
     server_rates: ClassVar[tuple[str, ...]] = ("server_lr",)
     describing_tasks: ClassVar[tuple[str, ...]] = ("describe", "describe_all")
-    network_settings: ClassVar[tuple[str, ...]] = ("embedding", "hypernetwork")
 
     def __post_init__(self) -> None:
         if self.server_optimizer not in ("adam", "sgd"):
             raise unknown("server optimizer", self.server_optimizer, ("adam", "sgd"))
         require(self.local_steps >= 1, f"local_steps is {self.local_steps}; it must be at least 1", code="PEFLL-S009")
         require(self.server_average < 1, "server_average must be less than 1, or the mean never changes", "PEFLL-S010")
-
-    def check(self) -> None:
-        """Build the networks and check a user's own, so that a wrong one is an error before the run starts."""
-        check_embedding(self.phi, self.descriptor)
-        check_hypernetwork(self.h, self.problem.model)
-
-    @classmethod
-    def settings_for(cls, problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the descriptor's size where `fit` does not take 0: for an own embedding network, and many clients."""
-        embedding = given.get("embedding")
-        if isinstance(embedding, nn.Module):
-            width = width_of(embedding, problem.input_shape, problem.classes, problem.tokens)
-            return {"descriptor_size": width} if width else {}
-        return {"descriptor_size": MANY_SIZE} if problem.num_clients > MANY_CLIENTS else {}
-
-    @cached_property
-    def descriptor(self) -> int:
-        """l, the size of a descriptor."""
-        return self.descriptor_size or int(1 + self.problem.num_clients / 4)
-
-    @cached_property
-    def phi(self) -> Network:
-        """The embedding network φ, with parameters η_v."""
-        p = self.problem
-        return undrawn_network(build_embedding, self.embedding, p.input_shape, p.classes, self.descriptor, p.tokens)
-
-    @cached_property
-    def h(self) -> Network:
-        """The hypernetwork h, with parameters η_h."""
-        return undrawn_network(build_hypernetwork, self.hypernetwork, self.descriptor, self.problem.model)
-
-    @property
-    def uses_labels(self) -> bool:
-        """Whether a client needs labels to compute its descriptor, or to refine its model."""
-        return bool(self.phi.module.uses_labels) or self.refine_steps > 0
 
     # Algorithm 2: training.
 
@@ -186,7 +137,7 @@ class PeFLL(refining.Refining):
     def describe(self, client: Client, eta_v: Tensor) -> Tensor:
         """Return v, the mean of φ over a random batch, [l]."""
         (batch,) = client.batches("descriptor", self.descriptor_batch or None, steps=1)
-        return batch.mean(self.phi(eta_v, batch.x, batch.y))
+        return batch.mean(self.phi(eta_v, batch.x, self.problem.embedded(batch.y)))
 
     def generate(self, server: Server | Standardised, eta_h: Parameters, v: Tensor) -> Tensor:
         """Return personal models θ = h(v; η_h), [c, D], for descriptors v [c, l]."""
@@ -242,37 +193,6 @@ class PeFLL(refining.Refining):
         """Return v, the mean of φ over all training samples, [l]."""
         total, samples = eta_v.new_zeros(self.descriptor), eta_v.new_zeros(())
         for batch in client.everything():
-            total = total + batch.sum(self.phi(eta_v, batch.x, batch.y))
+            total = total + batch.sum(self.phi(eta_v, batch.x, self.problem.embedded(batch.y)))
             samples = samples + batch.weight.sum()
         return total / samples
-
-    # Algorithm 1 on two machines, each with its own half of the networks.
-
-    @property
-    def sent_size(self) -> int:
-        """Number of numbers in the descriptor that a client sends."""
-        return self.descriptor
-
-    def client_half(self, server: Server) -> dict[str, Tensor]:
-        """Return η_v, with which a client makes its descriptor."""
-        return {"embedder": self.serving(server).embedder}
-
-    def client_half_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `client_half`."""
-        return {"embedder": (self.phi.size,)}
-
-    def server_half(self, server: Server) -> dict[str, Tensor]:
-        """Return η_h, with which the server makes models, and how descriptors are standardised."""
-        return {"hypernetwork": self.serving(server).hypernetwork, "shift": server.shift, "scale": server.scale}
-
-    def server_half_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `server_half`."""
-        return {"hypernetwork": (self.h.size,), "shift": (), "scale": ()}
-
-    def describe_with(self, half: dict[str, Tensor], cohort: Cohort) -> Tensor:
-        """Return the descriptors [c, l] of a cohort's clients."""
-        return cohort.run(self.describe_all, everyone(half["embedder"]))  # type: ignore[no-any-return]
-
-    def generate_with(self, half: dict[str, Tensor], v: Tensor) -> Tensor:
-        """Return models [c, D] for descriptors [c, l]."""
-        return self.generate(Standardised(half["shift"], half["scale"]), half["hypernetwork"], v)

@@ -44,4 +44,5 @@ class PeFLLPlus(PeFLLPrior):
         """The embedding network φ, with parameters η_v."""
         p = self.problem
         name = "two" if self.embedding == "auto" and not p.tokens else self.embedding
-        return undrawn_network(build_embedding, name, p.input_shape, p.classes, self.descriptor, p.tokens)
+        sizes = p.input_shape, p.encoded, self.descriptor
+        return undrawn_network(build_embedding, name, *sizes, p.tokens, p.encodes)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pefll.data.client import Client
 from pefll.methods.contract import require
-from pefll.methods.pefll import PeFLL, Server, Standardised
+from pefll.methods.pefll import PeFLL, Server
+from pefll.methods.two_networks import Standardised
 from pefll.models.head import Head
 from pefll.models.network import Parameters
 
@@ -40,9 +41,15 @@ class PeFLLPrior(PeFLL):
         require(self.epsilon != 0, "epsilon is 0; it must be more than 0", code="PEFLL-S011")
 
     def check(self) -> None:
-        """Raise PefllError unless the model has one output bias per class."""
+        """Raise PefllError unless labels are classes and the model has one output bias per class."""
         super().check()
-        start, stop = self.bias
+        require(
+            self.problem.classes > 0 or not self.histogram,
+            f"{type(self).__name__} has a label prior, which needs classes, but these labels are not classes; set "
+            "histogram=False, or take the method pefll",
+            code="PEFLL-S519",
+        )
+        start, stop = self.bias if self.problem.classes else (0, 0)
         require(
             stop - start == self.problem.classes,
             f"the model's last linear layer has {stop - start} outputs, not one for each class",

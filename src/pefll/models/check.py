@@ -96,8 +96,12 @@ def _check_computed(where: str, layer: nn.Module) -> None:
             )
 
 
-def check_model(network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
+def check_model(
+    network: Network, input_shape: tuple[int, ...], classes: int, tokens: bool, thing: str = "class"
+) -> None:
     """Raise PefllError if a client model does not map each sample of `input_shape` to `classes` scores.
+
+    A score is for a `thing`, such as a class; if that is empty, for an output of the task.
 
     A sample's scores must not depend on other samples, because batches are padded. Scores must not be random, because
     runs must be repeatable.
@@ -137,9 +141,10 @@ def check_model(network: Network, input_shape: tuple[int, ...], classes: int, to
                 f"{name} returns a {type(output).__name__}; it must return one tensor of scores", code="PEFLL-N008"
             )
         if tuple(output.shape) != (3, classes):
+            things, width = ("classes", "number of classes") if thing else ("outputs of the task", "number of outputs")
             raise PefllError(
-                f"{name} gives {tuple(output.shape)[1:]} scores per sample but there are {classes} classes; "
-                "make its last layer as wide as the number of classes",
+                f"{name} gives {tuple(output.shape)[1:]} scores per sample but there are {classes} {things}; "
+                f"make its last layer as wide as the {width}",
                 code="PEFLL-N009",
             )
         if output.dtype != torch.float32:

@@ -16,6 +16,8 @@ class LabelConv2d(nn.Conv2d):
     selects one bias per output channel, `of_labels`. The network adds this bias after pooling, which is cheaper.
     """
 
+    encoded = False  # whether labels come as numbers [b, e]
+
     def __init__(self, channels: int, classes: int, out_channels: int, kernel_size: int) -> None:
         super().__init__(channels + classes, out_channels, kernel_size)
         self.image_channels = channels
@@ -25,8 +27,9 @@ class LabelConv2d(nn.Conv2d):
         return F.conv2d(x, self.weight[:, : self.image_channels], self.bias)
 
     def of_labels(self, y: Tensor) -> Tensor:
-        """Map labels [b] to their biases [b, out_channels, 1, 1]."""
-        return self.weight[:, self.image_channels :].sum(dim=(2, 3)).T[y][:, :, None, None]
+        """Map labels, classes [b] or encoded [b, e], to their biases [b, out_channels, 1, 1]."""
+        of_values = self.weight[:, self.image_channels :].sum(dim=(2, 3)).T
+        return (y.to(of_values.dtype) @ of_values if self.encoded else of_values[y])[:, :, None, None]
 
 
 def check_images(input_shape: tuple[int, ...]) -> None:

@@ -24,6 +24,11 @@ def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
 
 
+def label_values(y: Tensor, classes: int, dtype: torch.dtype, encoded: bool) -> Tensor:
+    """Return classes [b] one-hot, [b, classes]; labels that a task has `encoded` already, [b, e], unchanged."""
+    return y.to(dtype) if encoded else one_hot(y, classes, dtype)
+
+
 class ConvEmbedding(nn.Module):
     """The client's convolutional network with the label as extra input planes and the descriptor as output."""
 
@@ -34,13 +39,15 @@ class ConvEmbedding(nn.Module):
         self.net = build(input_shape, size, label_classes=classes if labels else 0)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map samples [b, ...] and labels [b] to [b, size]."""
+        """Map samples [b, ...] and labels, [b] or encoded [b, e], to [b, size]."""
         output: Tensor = self.net(x, y) if self.uses_labels else self.net(x)
         return output
 
 
 class MLPEmbedding(nn.Module):
     """One hidden layer over the flattened sample and its one-hot label."""
+
+    encoded = False  # whether labels come as numbers [b, e]
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
         super().__init__()
@@ -50,16 +57,18 @@ class MLPEmbedding(nn.Module):
         self.net = MLP((features,), size, hidden=(100,))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map samples [b, ...] and labels [b] to [b, size]."""
+        """Map samples [b, ...] and labels, [b] or encoded [b, e], to [b, size]."""
         x = x.flatten(1)
         if self.uses_labels:
-            x = torch.cat([x, one_hot(y, self.classes, x.dtype)], dim=1)
+            x = torch.cat([x, label_values(y, self.classes, x.dtype, self.encoded)], dim=1)
         output: Tensor = self.net(x)
         return output
 
 
 class LSTMEmbedding(nn.Module):
     """The client's LSTM with the label as one more time step, and the descriptor as output."""
+
+    encoded = False  # whether labels come as numbers [b, e]
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int, labels: bool) -> None:
         super().__init__()
@@ -70,10 +79,12 @@ class LSTMEmbedding(nn.Module):
             self.label_embedding = nn.Embedding(classes, self.net.lstm.input_size)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map texts int64 [b, length] and labels [b] to [b, size]."""
+        """Map texts int64 [b, length] and labels, [b] or encoded [b, e], to [b, size]."""
         steps = self.net.embedding(x.transpose(0, 1))
         if self.uses_labels:
-            steps = torch.cat([steps, self.label_embedding(y)[None]])
+            weight = self.label_embedding.weight
+            label = y.to(weight.dtype) @ weight if self.encoded else self.label_embedding(y)
+            steps = torch.cat([steps, label[None]])
         output: Tensor = self.net.last(last_state(self.net.lstm, steps))
         return output
 
@@ -82,6 +93,7 @@ class LinearEmbedding(nn.Module):
     """One linear layer on the one-hot label: the descriptor is a projection of the label histogram."""
 
     uses_labels = True
+    encoded = False  # whether labels come as numbers [b, e]
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, size: int) -> None:
         super().__init__()
@@ -90,9 +102,10 @@ class LinearEmbedding(nn.Module):
         self.linear = nn.Linear(classes, size)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map labels [b] to [b, size]."""
+        """Map labels, [b] or encoded [b, e], to [b, size]."""
         del x
-        return F.linear(one_hot(y, self.classes, self.linear.weight.dtype), self.linear.weight, self.linear.bias)
+        values = label_values(y, self.classes, self.linear.weight.dtype, self.encoded)
+        return F.linear(values, self.linear.weight, self.linear.bias)
 
 
 class TwoEmbeddings(nn.Module):
@@ -113,7 +126,7 @@ class TwoEmbeddings(nn.Module):
         self.of_label = LinearEmbedding(input_shape, classes, size - size // 2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map samples [b, ...] and labels [b] to [b, size]."""
+        """Map samples [b, ...] and labels, [b] or encoded [b, e], to [b, size]."""
         return torch.cat([self.of_sample(x, y), self.of_label(x, y)], dim=1)
 
 
@@ -133,8 +146,10 @@ EMBEDDINGS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
 }
 
 
-def build_embedding(name: Choice, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:
-    """Return an embedding network, which maps samples [b, ...] and labels [b] to [b, size].
+def build_embedding(
+    name: Choice, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool, encoded: bool = False
+) -> nn.Module:
+    """Return an embedding network, which maps samples [b, ...] and labels, [b] or encoded [b, e], to [b, size].
 
     `"auto"` gives convnet for images, mlp for features and linear for tokens. Tokens can also have lstm and
     lstm-unlabeled.
@@ -143,13 +158,14 @@ def build_embedding(name: Choice, input_shape: tuple[int, ...], classes: int, si
         name: a key of EMBEDDINGS, `"auto"`, `"package.module:function"`, a module, or a function of (input_shape,
             classes, size).
         input_shape: shape of one sample.
-        classes: number of classes.
+        classes: number of classes, or of values of an encoded label.
         size: size of the descriptor.
         tokens: whether samples are tokens.
+        encoded: whether labels come as numbers [b, classes].
     """
     if is_own(name):
         net = build_own(name, "embedding", input_shape=input_shape, classes=classes, size=size)
-        return OwnEmbedding(net, input_shape, classes, tokens)
+        return OwnEmbedding(net, input_shape, classes, tokens, encoded)
     assert isinstance(name, str)
     if name == "auto":
         name = "linear" if tokens else "convnet" if _is_image(input_shape) else "mlp"
@@ -166,7 +182,11 @@ def build_embedding(name: Choice, input_shape: tuple[int, ...], classes: int, si
             f"the embedding network {name!r} takes text only; use 'auto'",
             code="PEFLL-N036",
         )
-    return EMBEDDINGS[name](input_shape, classes, size)
+    module = EMBEDDINGS[name](input_shape, classes, size)
+    for part in module.modules() if encoded else ():
+        if hasattr(part, "encoded"):
+            part.encoded = encoded  # type: ignore[assignment]
+    return module
 
 
 def build_encoder(choice: Choice, input_shape: tuple[int, ...], classes: int, size: int, tokens: bool) -> nn.Module:

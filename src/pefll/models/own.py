@@ -90,21 +90,26 @@ class OwnEmbedding(nn.Module):
 
     setting = "embedding"
 
-    def __init__(self, net: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool) -> None:
+    def __init__(
+        self, net: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool, encoded: bool = False
+    ) -> None:
         super().__init__()
         self.net = net
         self.takes_labels = _takes_two(net)
         self.uses_labels = self.takes_labels and bool(getattr(net, "uses_labels", True))
         self.input_shape, self.classes, self.tokens = input_shape, classes, tokens
+        self.encoded = encoded  # whether labels are numbers [b, classes]
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map samples [b, ...] and labels [b] to [b, size]."""
+        """Map samples [b, ...], and labels [b] or encoded labels [b, classes], to [b, size]."""
         output: Tensor = self.net(x, y) if self.takes_labels else self.net(x)
         return output
 
     def example(self, which: int = 0) -> tuple[Tensor, ...]:
-        """Return artificial samples [3, ...] and labels [3]; each `which` gives others."""
+        """Return artificial samples [3, ...] and labels [3], or [3, classes]; each `which` gives others."""
         samples = [some_sample(self.input_shape, self.tokens, 3 * which + place) for place in range(3)]
+        if self.encoded:
+            return torch.cat(samples), (which + torch.arange(3.0 * self.classes)).view(3, self.classes).sin()
         return torch.cat(samples), (which + torch.arange(3)) % self.classes
 
 
@@ -141,11 +146,13 @@ def _takes_two(net: nn.Module) -> bool:
     return len(places) > 1 and (places[1].default is places[1].empty or places[1].name in ("y", "label", "labels"))
 
 
-def width_of(net: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool) -> int | None:
+def width_of(
+    net: nn.Module, input_shape: tuple[int, ...], classes: int, tokens: bool, encoded: bool = False
+) -> int | None:
     """Return how many numbers a user's embedding network gives for a sample; None if it does not give [b, numbers]."""
     with randomness.initial_weights(0, "example"), torch.no_grad():
         try:
-            module = copy.deepcopy(OwnEmbedding(net, input_shape, classes, tokens))
+            module = copy.deepcopy(OwnEmbedding(net, input_shape, classes, tokens, encoded))
             output = module(*module.example())
         except Exception:  # noqa: BLE001 - `check_network` reports it
             return None

@@ -18,6 +18,7 @@ from pefll.models.check import alike
 MOST = 1 << 31
 AXES = 8  # most axes of a sample
 _LONG_PROBE = 100  # most numbers of an own network's probe
+MOST_TASK = 1 << 20  # most characters of a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +27,10 @@ class ModelSpec:
 
     model: str  # a key of `MODELS`, "package.module:function", or "" for a module given in Python
     input_shape: tuple[int, ...]  # shape of one sample
-    classes: int  # number of classes
+    classes: int  # number of classes; 0 if labels are not classes
     normalise: tuple[tuple[float, ...], tuple[float, ...]] | None  # means and deviations of the channels of pixels
     tokens: bool  # whether samples are tokens of text
-    class_names: tuple[str, ...]  # one per class, or empty
+    class_names: tuple[str, ...]  # one per class, or per column of labels that are not classes, or empty
     feature_names: tuple[str, ...] = ()  # one per column of a table, or empty
     label_column: str | None = None  # name of a table's column of labels; "" for other data, None if unknown
     client_column: str | None = None  # name of a table's column of clients; "" for other data, None if unknown
@@ -42,7 +43,15 @@ class ModelSpec:
     networks: dict[str, list[float]] | None = None  # probes of a user's own embedding network and hypernetwork
     # What was done to each column of a table, see `data.columns.TablePlan`. `data.columns.plan_of` checks and reads it.
     table: dict[str, Any] | None = field(default=None, repr=False)
+    task: str | None = None  # the task with its settings, as text; None for plain classification
+    outputs: int | None = None  # number of outputs per sample; None for one per class
+    label_columns: int | None = None  # number of columns of labels [N, k]; None for labels [N]
     made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
+
+    @property
+    def width(self) -> int:
+        """Number of the model's outputs per sample."""
+        return self.outputs or self.classes
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object for a file. It has no entry for None, except for `normalise`."""
@@ -63,9 +72,13 @@ class ModelSpec:
             raise ValueError("its model is not a text, or its tokens is not true or false")
         if not _is_list_of(shape, _is_size) or not 1 <= len(shape) <= AXES:
             raise ValueError("its input_shape is not a list of sizes")
-        if math.prod(shape) > MOST or not _is_size(classes):
+        outputs, task = values.get("outputs"), values.get("task")
+        without_classes = classes == 0 and type(classes) is int and _is_size(outputs) and bool(task)
+        if math.prod(shape) > MOST or not (_is_size(classes) or without_classes):
             raise ValueError(f"its input_shape {shape} or its number of classes {classes!r} is out of range")
-        if not _is_list_of(values["class_names"], _is_text) or len(values["class_names"]) not in (0, classes):
+        if not _is_list_of(values["class_names"], _is_text) or not (
+            without_classes or len(values["class_names"]) in (0, classes)
+        ):
             raise ValueError("its class_names are not one for each class")
         distinct = _is_list_of(features, _is_text) and len(set(features)) == len(features)
         if not distinct or (features and shape != [len(features)]):
@@ -187,6 +200,8 @@ def _is_table(value: Any) -> bool:
 _OTHER_CHECKS = {
     **dict.fromkeys(("label_column", "client_column", "dataset", "made_from"), _is_text),
     **dict.fromkeys(("num_clients", "weights"), _is_size),
+    **dict.fromkeys(("outputs", "label_columns"), lambda value: value is None or _is_size(value)),
+    "task": lambda value: value is None or (_is_text(value) and len(value) <= MOST_TASK),
     "probe": _is_probe,
     "networks": _are_networks,
     "table": _is_table,

@@ -27,12 +27,13 @@ from pefll.report.runs import (
     same_data,
 )
 from pefll.report.significance import Difference, Pair, paired_bootstrap
-from pefll.runs.record import GROUPS, MEASURES, runs_below
+from pefll.runs.record import ERRORS, GROUPS, MEASURES, figures_in, is_share, runs_below
 
 TABLES = ("md", "tex", "csv")
 SURE = 0.05  # largest p-value of a difference that is called one
-# The counts in a summary that a measure is a ratio of; other measures have no paired test.
+# The counts of right samples in a summary that a measure is a ratio of; other measures have no paired test.
 _COUNTS = {"per_sample": "correct", "masked": "masked"}
+_OVER_CLIENTS = ("per_client", "worst_tenth")  # of the metric that chooses the best round
 _WORDS = {"per_sample": "", "per_client": "mean over clients", "masked": "masked", "worst_tenth": "worst tenth"}
 _LATEX = str.maketrans(
     {
@@ -45,7 +46,7 @@ _LATEX = str.maketrans(
 
 
 class Column(NamedTuple):
-    """A column of figures: a group of clients, `"seen"` or `"unseen"`, and one of `record.MEASURES`."""
+    """A column of figures: a group of clients, `"seen"` or `"unseen"`, and a metric, such as `record.MEASURES`."""
 
     group: str
     measure: str
@@ -53,7 +54,7 @@ class Column(NamedTuple):
     @property
     def heading(self) -> str:
         """The column's name in a table."""
-        return ", ".join(filter(None, (self.group, _WORDS.get(self.measure, self.measure))))
+        return ", ".join(filter(None, (self.group, _WORDS.get(self.measure, self.measure.replace("_", " ")))))
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,16 @@ class Cell:
     """The figures of one row in one column.
 
     Attributes:
-        values: the test accuracy in per cent of each seed that has one.
-        best: whether no mean of the same data is higher, as the table shows it.
+        values: the test metric of each seed that has one; shares, such as accuracies, in per cent.
+        best: whether no mean of the same data is better, as the table shows it. Errors are better when smaller.
         behind: the paired comparison with the best row; None for the best row, and if they share no seeds or clients.
+        per_cent: whether the values are in per cent.
     """
 
     values: list[float]
     best: bool = False
     behind: Difference | None = None
+    per_cent: bool = True
 
     @property
     def is_worse(self) -> bool:
@@ -78,7 +81,12 @@ class Cell:
     @property
     def text(self) -> str:
         """Mean ± standard deviation, and a star if the best row is better by the paired test."""
-        return mean_std_text(self.values) + ("*" if self.is_worse else "")
+        return self.figure + ("*" if self.is_worse else "")
+
+    @property
+    def figure(self) -> str:
+        """Mean ± standard deviation."""
+        return mean_std_text(self.values, self.per_cent)
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,8 @@ class Comparison:
     @property
     def note(self) -> str:
         """What the figures and marks mean, in sentences."""
-        sentences = ["Test accuracy in % at the best round, mean ± standard deviation over n seeds; bold: the best."]
+        what = f"Test {self._metrics} at the best round"
+        sentences = [f"{what}, mean ± standard deviation over n seeds; bold: the best."]
         if any(cell.is_worse for row in self.rows for cell in row.cells.values()):
             sentences.append(
                 f"*: behind the best by a paired bootstrap over clients, p < {SURE}, without a correction for several "
@@ -119,6 +128,16 @@ class Comparison:
         if self._has_data:
             sentences.append("Only rows of the same data can be compared.")
         return " ".join(sentences)
+
+    @property
+    def _metrics(self) -> str:
+        """What the figures are, and which of them are in per cent."""
+        shares = {cell.per_cent for row in self.rows for cell in row.cells.values() if cell.values}
+        if False not in shares:
+            accuracies = all(row.runs.runs[0].metric == "per_sample" for row in self.rows)
+            accuracies &= all(column.measure in MEASURES for column in self.columns)
+            return "accuracy in %" if accuracies else "metrics in %"
+        return "metrics (shares in %)" if True in shares else "metrics"
 
     @property
     def _has_data(self) -> bool:
@@ -177,8 +196,8 @@ class Comparison:
                         "clients": column.group,
                         "measure": column.measure,
                         "seeds": len(cell.values),
-                        "mean": _figure(mean),
-                        "std": _figure(std),
+                        "mean": _figure(mean, cell.per_cent),
+                        "std": _figure(std, cell.per_cent),
                         "best": int(cell.best),
                         "behind_best": _figure(None if test is None else -test.points),
                         "low": _figure(None if test is None else -test.high),
@@ -201,12 +220,13 @@ class Comparison:
             write_whole(path, (self.markdown() if form == "md" else self.latex()).encode())
 
 
-def compare(paths: Any, measures: Any = ("per_sample",)) -> Comparison:
+def compare(paths: Any, measures: Any = ()) -> Comparison:
     """Return a comparison of runs.
 
     Args:
         paths: run folders, or folders with runs in them; one path, or a list.
-        measures: per_sample, per_client, masked, worst_tenth; one or several.
+        measures: per_sample, per_client, masked, worst_tenth, or metrics of the runs' task; one or several. By default
+            the metric that chooses the best round.
     """
     several = [paths] if isinstance(paths, str | Path) else listed(paths, "the runs", "['runs/a', 'runs/b']")
     chosen = [measures] if isinstance(measures, str) else listed(measures, "measures", "['per_sample']")
@@ -214,19 +234,21 @@ def compare(paths: Any, measures: Any = ("per_sample",)) -> Comparison:
     return comparison(read_runs(folders), chosen)
 
 
-def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ("per_sample",)) -> Comparison:
-    """Return a comparison of the finished ones of some runs."""
-    for measure in measures:
-        if measure not in MEASURES:
-            raise unknown("measure", str(measure), MEASURES)
+def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Comparison:
+    """Return a comparison of the finished ones of some runs; see `compare`."""
     finished = [run for run in runs if run.finished]
     if not finished:
         raise PefllError("no run is finished, so there is nothing to compare", code="PEFLL-O621")
+    known = {name for run in finished for name in _measures_of(run)}
+    for measure in measures:
+        if measure not in known:
+            raise unknown("measure", str(measure), known)
+    measures = measures or list(dict.fromkeys(run.metric for run in finished))
     blocks: list[list[SeedGroup]] = []
     for group in group_runs(finished):
-        same = next((block for block in blocks if same_data(block[0].runs[0], group.runs[0])), None)
+        same = next((block for block in blocks if _comparable(block[0].runs[0], group.runs[0])), None)
         blocks.append([group]) if same is None else same.append(group)
-    groups = [who for who in GROUPS if any(run.accuracy("best", who, "per_sample") is not None for run in finished)]
+    groups = [who for who in GROUPS if any(run.accuracy("best", who, run.metric) is not None for run in finished)]
     columns = [Column(who, measure) for measure in measures for who in groups]
     rows = []
     for block, data in zip(blocks, _names_of([block[0].runs[0] for block in blocks]), strict=True):
@@ -237,6 +259,19 @@ def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ("per_sample
     return Comparison(columns, rows, [run.name for run in runs if not run.finished])
 
 
+def _measures_of(run: StoredRun) -> set[str]:
+    """Return the names of a finished run's test metrics."""
+    best = figures_in(run.summary).get("best")
+    groups = best.values() if isinstance(best, dict) else ()
+    names = {name for group in groups if isinstance(group, dict) for name in group}
+    return names | set(MEASURES if run.metric == "per_sample" else ())
+
+
+def _comparable(run: StoredRun, other: StoredRun) -> bool:
+    """Return whether two runs have the same data and task: else figures of one name may mean different things."""
+    return run.metric == other.metric and same_data(run, other)
+
+
 def _names_of(runs: Sequence[StoredRun]) -> list[str]:
     """Return a name for the data of each run; data with the same description get the run's name, too."""
     names = [describe_data(run) for run in runs]
@@ -245,16 +280,20 @@ def _names_of(runs: Sequence[StoredRun]) -> list[str]:
 
 def _cells(block: Sequence[SeedGroup], column: Column) -> list[Cell]:
     """Return the cell of each group of runs on the same data."""
+    metric = block[0].runs[0].metric
+    share = is_share(column.measure, metric)
+    sign = -1 if (metric if column.measure in _OVER_CLIENTS else column.measure) in ERRORS else 1
     values = [
-        [100 * value for run in group.runs if (value := run.accuracy("best", *column)) is not None] for group in block
+        [100 * value if share else value for run in group.runs if (value := run.accuracy("best", *column)) is not None]
+        for group in block
     ]
-    means = [mean_and_std(one)[0] if one else -math.inf for one in values]
-    top = int(np.argmax(means))
+    means = [mean_and_std(one)[0] if one else -sign * math.inf for one in values]
+    top = int(np.argmax(sign * np.array(means)))
     cells = []
     for place, (one, mean) in enumerate(zip(values, means, strict=True)):
-        is_best = bool(one) and f"{mean:.1f}" == f"{means[top]:.1f}"
+        is_best = bool(one) and mean_std_text([mean], share) == mean_std_text([means[top]], share)
         pairs = _pairs(block[place], block[top], column) if place != top else []
-        cells.append(Cell(one, is_best, paired_bootstrap(pairs) if pairs else None))
+        cells.append(Cell(one, is_best, paired_bootstrap(pairs) if pairs else None, share))
     return cells
 
 
@@ -285,8 +324,8 @@ def _counts(run: StoredRun, column: Column) -> tuple[Any, Any] | None:
     return (samples, right) if samples.ndim == 1 and samples.shape == right.shape else None
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.4f}"
+def _figure(value: float | None, per_cent: bool = True) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.4f}" if per_cent else f"{value:.6g}"
 
 
 def _escaped(text: str) -> str:
@@ -310,5 +349,5 @@ def _latex(text: str) -> str:
 
 
 def _latex_figure(cell: Cell) -> str:
-    text = _latex(mean_std_text(cell.values))
+    text = _latex(cell.figure)
     return (rf"\textbf{{{text}}}" if cell.best else text) + ("$^*$" if cell.is_worse else "")

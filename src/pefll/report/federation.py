@@ -22,7 +22,7 @@ def print_federation(summary: Summary, console: Console) -> None:
     console.print(Text.assemble((summary.name, "bold"), f", {summary.partition}"))
     console.print(
         f"{counted(summary.num_clients, 'client')}: {summary.num_seen:,} seen, {summary.num_unseen:,} unseen; "
-        f"{counted(summary.classes, 'class')}, {_spread(summary.classes_per_client)} per client",
+        + _label_words(summary),
         highlight=False,
     )
     if summary.num_untested:
@@ -30,7 +30,26 @@ def print_federation(summary: Summary, console: Console) -> None:
     console.print()
     console.print(_samples_table(summary))
     console.print()
-    console.print(_class_table(summary))
+    console.print(_range_table(summary) if summary.ranges else _class_table(summary))
+
+
+def _label_words(summary: Summary) -> str:
+    if summary.ranges:
+        return f"labels are {counted(len(summary.ranges), 'number')}"
+    if not summary.classes:
+        return f"labels are sets of {len(summary.class_table)}"
+    return f"{counted(summary.classes, 'class')}, {_spread(summary.classes_per_client)} per client"
+
+
+def _range_table(summary: Summary) -> Table:
+    table = new_table("Training labels")
+    table.add_column("label", overflow="fold")
+    for heading in ("least", "mean", "most"):
+        table.add_column(heading, justify="right")
+    for k, values in enumerate(summary.ranges):
+        name = summary.class_names[k] if len(summary.class_names) == len(summary.ranges) else str(k)
+        table.add_row(Text(name), *(f"{value:.4g}" for value in values))
+    return table
 
 
 def _samples_table(summary: Summary) -> Table:
@@ -55,7 +74,7 @@ def _class_table(summary: Summary) -> Table:
         if k is None:
             table.add_row("…", *["…"] * len(SPLITS), "")
             continue
-        name = summary.class_names[k] if len(summary.class_names) == summary.classes else str(k)
+        name = summary.class_names[k] if len(summary.class_names) == len(summary.class_table) else str(k)
         bar = "█" * round(20 * train[k] / largest)
         counts = [f"{count:,}" for count in summary.class_table[k]]
         table.add_row(Text(name), *counts, f"{100 * train[k] / total:4.1f}% [cyan]{bar}[/]")

@@ -22,7 +22,8 @@ from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
 from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs
-from pefll.runs.record import GROUPS, RunFolder
+from pefll.report.table import metric_words, same_metric
+from pefll.runs.record import ERRORS, GROUPS, RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,30 +73,37 @@ _STYLE: dict[str, Any] = {
 
 
 def curves(folders: Sequence[RunFolder], out: Path) -> None:
-    """Draw validation accuracy over rounds and over megabytes sent.
+    """Draw validation accuracy, or another task's metric, over rounds and over megabytes sent.
 
     Lines are solid for seen clients and dashed for unseen clients. Several seeds are drawn as their mean, with a band
     of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data.
     Runs without an evaluation are ignored.
     """
     runs = [run for run in read_runs(folders) if run.history]
+    metrics = [same[0].metric for same in same_metric(runs)]
+    if len(metrics) > 1:
+        raise PefllError(
+            f"these runs have different metrics ({', '.join(metrics)}); draw the runs of each task alone",
+            code="PEFLL-O500",
+        )
     found = [curve for group in group_runs(runs) if len((curve := _curve(group)).rounds)]
     if not found:
         raise PefllError(
             "no run has an evaluation on validation samples; train for more rounds, or choose other runs",
             code="PEFLL-O006",
         )
+    name, _, unit = metric_words(runs[0]).partition(" in ")
     with drawing(out, (10.5, 4.1)) as figure:
         communicates = any(curve.megabytes[-1] > 0 for curve in found)
         panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
             axes.grid(axis="y")
-            axes.set_title(f"Validation accuracy over {'rounds' if by == 'rounds' else 'data sent'}")
+            axes.set_title(f"Validation {name} over {'rounds' if by == 'rounds' else 'data sent'}")
             for curve, colour in zip(found, itertools.cycle(LINES), strict=False):
                 _draw_curve(axes, curve, by, colour)
             axes.set_xlim(left=0)
         panels[0].set_xlabel("round")
-        panels[0].set_ylabel("validation accuracy, %")
+        panels[0].set_ylabel(f"validation {name}{unit and ', ' + unit}")
         _label_ends(panels[0], found)
         if communicates:
             _megabyte_axis(panels[1], [curve.megabytes[-1] for curve in found])
@@ -196,9 +204,10 @@ class _Curve:
     label: str
     rounds: Array  # int64 [e]
     megabytes: Array  # float64 [e], mean over seeds
-    mean: dict[str, Array]  # per group of clients, in per cent, float64 [e]
+    mean: dict[str, Array]  # per group of clients, in per cent if the metric is a share, float64 [e]
     std: dict[str, Array] | None  # like mean; None for one seed
     best: int | None  # index of the best round
+    per_cent: bool = True
 
 
 def _curve(group: SeedGroup) -> _Curve:
@@ -211,8 +220,9 @@ def _curve(group: SeedGroup) -> _Curve:
     def at_rounds(run: StoredRun, values: Array) -> Array:
         return values[np.isin(run.rounds, rounds)]
 
-    values = {who: np.array([at_rounds(run, run.validation(who, "per_sample")) for run in runs]) for who in GROUPS}
-    values = {who: 100 * table for who, table in values.items() if not np.isnan(table).all()}
+    values = {who: np.array([at_rounds(run, run.validation(who, run.metric)) for run in runs]) for who in GROUPS}
+    share, smaller = runs[0].in_per_cent, runs[0].metric in ERRORS
+    values = {who: 100 * table if share else table for who, table in values.items() if not np.isnan(table).all()}
     if not values:
         rounds = rounds[:0]
     best = None
@@ -220,7 +230,8 @@ def _curve(group: SeedGroup) -> _Curve:
         marked = np.flatnonzero(rounds == runs[0].best_round)
         best = int(marked[0]) if len(marked) else None
     elif "seen" in values and not np.isnan(values["seen"]).any():
-        best = int(values["seen"].mean(axis=0).argmax())
+        mean = values["seen"].mean(axis=0)
+        best = int(mean.argmin() if smaller else mean.argmax())
     return _Curve(
         label=group.label if len(runs) == 1 else f"{group.label} (n={len(runs)})",
         rounds=rounds,
@@ -228,6 +239,7 @@ def _curve(group: SeedGroup) -> _Curve:
         mean={who: table.mean(axis=0) for who, table in values.items()},
         std={who: table.std(axis=0, ddof=1) for who, table in values.items()} if len(runs) > 1 else None,
         best=best,
+        per_cent=share,
     )
 
 
@@ -238,7 +250,9 @@ def _draw_curve(axes: Axes, curve: _Curve, by: str, colour: str) -> None:
     for who, mean in curve.mean.items():
         axes.plot(x, mean, color=colour, linewidth=1.8, linestyle=_STYLES[who])
         if curve.std is not None:
-            low, high = np.clip(mean - curve.std[who], 0, None), np.clip(mean + curve.std[who], None, 100)
+            low, high = mean - curve.std[who], mean + curve.std[who]
+            if curve.per_cent:
+                low, high = np.clip(low, 0, None), np.clip(high, None, 100)
             axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
         if curve.best is not None:
             look: dict[str, Any] = {"color": colour, "markersize": 6, "mec": "white", "mew": 1.2}

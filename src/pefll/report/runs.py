@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.runs.config import MAY_CHANGE, OF_TABLES, Config, read_settings
-from pefll.runs.record import GROUPS, RunFolder
+from pefll.runs.record import ERRORS, GROUPS, RunFolder, figures_in, is_share
 
 Array = npt.NDArray[Any]
 
@@ -64,14 +64,28 @@ class StoredRun:
         return MISSING if value is None else str(value)
 
     def accuracy(self, moment: str, group: str, measure: str) -> float | None:
-        """Return a test accuracy in 0..1, or None if the summary has none.
+        """Return a test metric, such as an accuracy in 0..1, or None if the summary has none.
 
-        The moment is `"best"` or `"final"`, the group `"seen"` or `"unseen"`, the measure one of `record.MEASURES`.
+        The moment is `"best"` or `"final"`, the group `"seen"` or `"unseen"`, the measure a metric of the task; for
+        classification, one of `record.MEASURES`.
         """
-        value: Any = (self.summary or {}).get("accuracy")
+        value: Any = figures_in(self.summary)
         for key in (moment, group, measure):
             value = value.get(key) if isinstance(value, dict) else None
         return number(value)
+
+    @property
+    def metric(self) -> str:
+        """The metric that chooses the best round: the first one in the history or the summary."""
+        groups = [row.get(group) for row in self.history for group in GROUPS]
+        best = figures_in(self.summary).get("best")
+        groups += list(best.values()) if isinstance(best, dict) else []
+        return next((next(iter(each)) for each in groups if isinstance(each, dict) and each), "per_sample")
+
+    @property
+    def in_per_cent(self) -> bool:
+        """Whether this metric is shown in per cent."""
+        return is_share(self.metric, self.metric)
 
     def validation(self, group: str, measure: str) -> Array:
         """Return a validation measure at each evaluation, float64 [evaluations]; NaN for a missing value."""
@@ -91,12 +105,15 @@ class StoredRun:
 
     @property
     def best_round(self) -> int | None:
-        """The round with the best validation accuracy on seen clients, from the summary, else from the history."""
+        """The round with the best validation metric on seen clients, from the summary, else from the history."""
         best = number(self.value("best_round"))
         if best is not None:
             return int(best)
-        values = self.validation("seen", "per_sample")
-        return None if np.isnan(values).all() else int(self.rounds[np.nanargmax(values)])
+        values = self.validation("seen", self.metric)
+        if np.isnan(values).all():
+            return None
+        smaller = self.metric in ERRORS
+        return int(self.rounds[np.nanargmin(values) if smaller else np.nanargmax(values)])
 
 
 def number(value: Any) -> float | None:
@@ -202,12 +219,17 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def mean_std_text(values: Sequence[float]) -> str:
-    """Return `mean ± standard deviation` with one digit; only the mean for one value, an em dash for no value."""
+def mean_std_text(values: Sequence[float], per_cent: bool = True) -> str:
+    """Return `mean ± standard deviation`; only the mean for one value, an em dash for no value.
+
+    Per cent have one digit after the point. Other metrics have three digits, and as many after the point in the
+    deviation as in the mean.
+    """
     if not values:
         return MISSING
     mean, std = mean_and_std(values)
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+    digits = 1 if per_cent else max(0, 3 - len(str(int(abs(mean)))) + (abs(mean) < 1))
+    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
 def _settings(run: StoredRun) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
 from pefll.report.plots import FORMATS, curves, descriptor_map
 from pefll.report.runs import StoredRun, different_data, names_of, read_runs
-from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
+from pefll.report.table import columns_table, costs_table, grouped_table, runs_table, same_metric
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder
 
@@ -28,11 +28,12 @@ def show(
     console: Console,
     formats: Sequence[str] = ("png",),
     tables: Sequence[str] = (),
-    measures: Sequence[str] = ("per_sample",),
+    measures: Sequence[str] = (),
 ) -> list[Path]:
     """Print tables and curves of runs, which may be unfinished; write pictures and tables, and return their paths.
 
-    The pictures are curves.png, and descriptors.png for runs with descriptors. Without matplotlib there are none.
+    The pictures are curves.png, and descriptors.png for runs with descriptors. Runs of different tasks have curves of
+    their own. Without matplotlib there are no pictures.
 
     Args:
         paths: run folders.
@@ -55,7 +56,8 @@ def show(
             say(console, age)
     # Seeds of one run have the same columns, and several runs would fill the screen.
     columns = columns_table(runs[0]) if len({run.folder.path.parent for run in runs}) == 1 else None
-    for table in (runs_table(runs), grouped_table(runs), costs_table(runs), columns):
+    of_metrics = [make(same) for same in same_metric(runs) for make in (runs_table, grouped_table)]
+    for table in (*of_metrics, costs_table(runs), columns):
         if table is not None:
             console.print(table)
             console.print()
@@ -81,7 +83,8 @@ def _print_curves(runs: list[StoredRun], console: Console) -> None:
     if len(runs) == 1:
         console.print(run_plot(with_history[0], width=max(20, min(72, console.width - 8))))
     else:
-        console.print(sparklines(with_history))
+        for same in same_metric(with_history):
+            console.print(sparklines(same))
     console.print()
 
 
@@ -91,7 +94,9 @@ def _draw(runs: list[StoredRun], out: Path, console: Console, formats: Sequence[
         return []
     drawings: list[tuple[str, Callable[[Path], None]]] = []
     if any(run.history for run in runs):
-        drawings.append(("curves", partial(curves, [run.folder for run in runs])))
+        for number, same in enumerate(same_metric([run for run in runs if run.history])):
+            name = f"curves-{same[0].metric}" if number else "curves"
+            drawings.append((name, partial(curves, [run.folder for run in same])))
     described = [run for run in runs if run.folder.descriptors_file.is_file()]
     for run, name in zip(described, _names(described, alone=len(runs) == 1), strict=True):
         drawings.append((name, partial(descriptor_map, run.folder)))

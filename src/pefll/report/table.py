@@ -12,8 +12,26 @@ from rich.text import Text
 from pefll.report.runs import MISSING, SeedGroup, StoredRun, differences_of, group_runs, mean_std_text, names_of, number
 from pefll.runs.record import GROUPS, TOOK_TURNS, own_seconds
 
-# The moment and the measure of each column of accuracies.
-_COLUMNS = (("best", "per_sample"), ("final", "per_sample"), ("best", "masked"), ("best", "worst_tenth"))
+
+def _columns(run: StoredRun) -> tuple[tuple[str, str], ...]:
+    """Return the moment and the measure of each column of metrics."""
+    metric = run.metric
+    other = "masked" if metric == "per_sample" else "per_client"
+    return ("best", metric), ("final", metric), ("best", other), ("best", "worst_tenth")
+
+
+def same_metric(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """Return the runs in groups with the same metric, in the order of their first run."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.metric, []).append(run)
+    return list(groups.values())
+
+
+def metric_words(run: StoredRun) -> str:
+    """Return the name and the unit of the metric that chooses a run's best round, such as `"accuracy in %"`."""
+    name = "accuracy" if run.metric == "per_sample" else run.metric
+    return f"{name} in %" if run.in_per_cent else name
 
 
 def runs_table(runs: Sequence[StoredRun]) -> Table:
@@ -21,21 +39,27 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
 
     A run's name is what sets it apart: its seed or its settings, and else its folder.
 
-    Accuracies are per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round.
+    Accuracies are per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round. The runs
+    of another task have its metric instead; all runs must have the same one.
     """
-    table = new_table("Test accuracy in %, seen / unseen clients")
+    other = "masked" if not runs or runs[0].metric == "per_sample" else "per\nclient"
+    what = metric_words(runs[0]) if runs else "accuracy in %"
+    table = new_table(f"Test {what}, seen / unseen clients")
     table.add_column("run", overflow="fold", min_width=8)
     table.add_column("method", overflow="fold")
-    for heading in ("best\nround", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
+    for heading in ("best\nround", "at best\nround", "at final\nround", other, "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run, name in zip(runs, differences_of(runs), strict=True):
         _add_row(table, name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
     table.caption = (
         "masked: a client never predicts a class that is not in its training labels;\n"
         "worst tenth: the mean over the tenth of the clients with the lowest accuracy"
+        if other == "masked"
+        else f"per client: the mean over clients of {runs[0].metric};\nworst tenth: over the worst tenth of them"
     )
     if not all(run.finished for run in runs):
-        table.caption += "\n* not finished: validation accuracy at the latest evaluation"
+        latest = "validation accuracy" if other == "masked" else "validation metric"
+        table.caption += f"\n* not finished: {latest} at the latest evaluation"
     table.caption_justify = "left"
     return table
 
@@ -120,15 +144,18 @@ def grouped_table(runs: Sequence[StoredRun]) -> Table | None:
     groups = group_runs([run for run in runs if run.finished])
     if all(len(group.runs) < 2 for group in groups):
         return None
-    table = new_table("Test accuracy in %, mean ± standard deviation over n seeds")
+    first = groups[0].runs[0]
+    other = "masked" if first.metric == "per_sample" else "per\nclient"
+    table = new_table(f"Test {metric_words(first)}, mean ± standard deviation over n seeds")
     table.add_column("method", overflow="fold", min_width=6)
     table.add_column("data", overflow="fold")
-    for heading in ("n", "", "at best\nround", "at final\nround", "masked", "worst\ntenth"):
+    for heading in ("n", "", "at best\nround", "at final\nround", other, "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
-        unseen = any(run.accuracy("best", "unseen", "per_sample") is not None for run in group.runs)
+        unseen = any(run.accuracy("best", "unseen", run.metric) is not None for run in group.runs)
         shown = GROUPS if unseen else GROUPS[:1]
-        cells = [[_over_seeds(group, moment, who, measure) for who in shown] for moment, measure in _COLUMNS]
+        columns = _columns(group.runs[0])
+        cells = [[_over_seeds(group, moment, who, measure) for who in shown] for moment, measure in columns]
         lines = ["\n".join(cell) for cell in (list(shown), *cells)]
         _add_row(table, group.label, _data(group.runs[0]), str(len(group.runs)), *lines)
     return table
@@ -153,6 +180,11 @@ def percent(accuracy: float | None) -> str:
     return MISSING if accuracy is None else f"{100 * accuracy:.1f}"
 
 
+def metric_text(value: float | None, per_cent: bool) -> str:
+    """Return a metric as text, in per cent or with four digits; an em dash for None."""
+    return percent(value) if per_cent or value is None else f"{value:.4g}"
+
+
 def new_table(title: str) -> Table:
     """Return an empty table in this package's style."""
     return Table(
@@ -165,33 +197,35 @@ def _add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def _pair(seen: float | None, unseen: float | None) -> str:
+def _pair(seen: float | None, unseen: float | None, per_cent: bool) -> str:
     if seen is None and unseen is None:
         return MISSING
     # Padding aligns the slashes of a column.
-    return f"{percent(seen)} / {percent(unseen):>4}"
+    return f"{metric_text(seen, per_cent)} / {metric_text(unseen, per_cent):>4}"
 
 
 def _finished(run: StoredRun) -> list[str]:
-    pairs = [_pair(*(run.accuracy(moment, who, measure) for who in GROUPS)) for moment, measure in _COLUMNS]
+    share = run.in_per_cent
+    found = [[run.accuracy(moment, who, measure) for who in GROUPS] for moment, measure in _columns(run)]
+    pairs = [_pair(seen, unseen, share) for seen, unseen in found]
     return [_whole(run.best_round), *pairs]
 
 
 def _unfinished(run: StoredRun) -> list[str]:
     if not run.history:
         return [MISSING] * 5
-    latest = [
-        _pair(*(number(run.validation(who, measure)[-1]) for who in GROUPS))
-        for measure in ("per_sample", "masked", "worst_tenth")
-    ]
+    measures = [measure for moment, measure in _columns(run) if moment == "best"]
+    found = [[number(run.validation(who, measure)[-1]) for who in GROUPS] for measure in measures]
+    latest = [_pair(seen, unseen, run.in_per_cent) for seen, unseen in found]
     return [MISSING, MISSING, *(cell if cell == MISSING else f"{cell}*" for cell in latest)]
 
 
 def _over_seeds(group: SeedGroup, moment: str, who: str, measure: str) -> str:
     found = [run.accuracy(moment, who, measure) for run in group.runs]
-    values = [100 * value for value in found if value is not None]
+    share = group.runs[0].in_per_cent
+    values = [100 * value if share else value for value in found if value is not None]
     fewer_than_n = f" ({len(values)})" if 0 < len(values) < len(group.runs) else ""
-    return mean_std_text(values) + fewer_than_n
+    return mean_std_text(values, share) + fewer_than_n
 
 
 def _data(run: StoredRun) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pefll.report.runs import Array, StoredRun, labels_of, names_of
-from pefll.report.table import percent
+from pefll.report.table import metric_text, metric_words
 from pefll.runs.record import GROUPS
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -38,15 +38,16 @@ def sparkline(values: Array, width: int, low: float | None = None, high: float |
     )
 
 
-def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int) -> Text:
+def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int, per_cent: bool = True) -> Text:
     """Return curves with axes, drawn with braille dots: 2 x 4 per character.
 
     A character in which curves cross has the colour of the later curve.
 
     Args:
-        series: x and y of each curve, [n] each, y in 0..1; the names `"seen"` and `"unseen"` have colours.
+        series: x and y of each curve, [n] each; the names `"seen"` and `"unseen"` have colours.
         width: number of characters, without the labels of the y axis.
         height: number of lines, without the x axis.
+        per_cent: whether y is in 0..1 and labelled in per cent.
     """
     points = {name: (x[~np.isnan(y)], y[~np.isnan(y)]) for name, (x, y) in series.items()}
     points = {name: (x, y) for name, (x, y) in points.items() if len(x)}
@@ -65,7 +66,8 @@ def braille_plot(series: dict[str, tuple[Array, Array]], width: int, height: int
     for line in range(height):
         share = 1 - line / max(1, height - 1)
         value = ys.min() + share * (ys.max() - ys.min())
-        text.append(f"{100 * value:5.1f} ┤" if line in (0, height // 2, height - 1) else "      │", style="dim")
+        label = f"{100 * value:5.1f}" if per_cent else f"{value:5.4g}"
+        text.append(f"{label[:5]:>5} ┤" if line in (0, height // 2, height - 1) else "      │", style="dim")
         for bits, name in zip(cells[line], owner[line], strict=True):
             text.append(chr(0x2800 + int(bits)) if bits else " ", style=_COLOURS.get(name, ""))
         text.append("\n")
@@ -80,16 +82,21 @@ def run_plot(run: StoredRun, width: int = 64, height: int = 9) -> Text:
     curves = _validation_curves(run)
     if not curves:
         return Text("")
-    title = Text("Validation accuracy in %: ", style="italic")
+    share = run.in_per_cent
+    title = Text(f"Validation {metric_words(run)}: ", style="italic")
     for group, values in curves.items():
-        title.append(f"{group} {percent(float(values[~np.isnan(values)][-1]))}  ", style=_COLOURS[group])
-    plot = braille_plot({group: (run.rounds, values) for group, values in curves.items()}, width, height)
+        title.append(f"{group} {metric_text(float(values[~np.isnan(values)][-1]), share)}  ", style=_COLOURS[group])
+    plot = braille_plot({group: (run.rounds, values) for group, values in curves.items()}, width, height, share)
     return Text("\n").join([title, plot])
 
 
 def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
-    """Return the validation accuracy over rounds, one line per run and group of clients, all on one scale."""
-    known = np.concatenate([np.empty(0), *(run.validation(group, "per_sample") for run in runs for group in GROUPS)])
+    """Return the validation accuracy over rounds, one line per run and group of clients, all on one scale.
+
+    All runs must have the same metric.
+    """
+    known = np.concatenate([np.empty(0), *(run.validation(group, run.metric) for run in runs for group in GROUPS)])
+    share = runs[0].in_per_cent if runs else True
     known = known[~np.isnan(known)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -104,13 +111,15 @@ def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
         for line, (group, values) in enumerate(_validation_curves(run).items()):
             curve = Text(sparkline(values, width, low, high), style=_COLOURS[group])
             latest = values[~np.isnan(values)][-1]
-            table.add_row(Text("" if line else label), group, curve, percent(float(latest)))
-    title = Text(f"Validation accuracy in %, from {percent(low)} (▁) to {percent(high)} (█)", style="italic")
+            table.add_row(Text("" if line else label), group, curve, metric_text(float(latest), share))
+    what = metric_words(runs[0]) if runs else "accuracy in %"
+    ends = f"from {metric_text(low, share)} (▁) to {metric_text(high, share)} (█)"
+    title = Text(f"Validation {what}, {ends}", style="italic")
     return Lines(title, table)
 
 
 def _validation_curves(run: StoredRun) -> dict[str, Array]:
-    curves = {group: run.validation(group, "per_sample") for group in GROUPS}
+    curves = {group: run.validation(group, run.metric) for group in GROUPS}
     return {group: values for group, values in curves.items() if not np.isnan(values).all()}
 
 

@@ -60,6 +60,8 @@ class Config:
         clients: number of clients; 0 for the data set's own number.
         unseen: the share of clients that never take part in training.
         model: the clients' model: auto, lenet, cnn, resnet20, mlp, or package.module:function.
+        task: the task and its settings, such as "regression loss_name=huber" or "package.module:Class"; "" for
+            classification, or for the task that fits the labels.
         rounds: number of training rounds.
         clients_per_round: number of clients in a round; 0 for 5% of all clients.
         sampling: which clients a round has: uniform, samples (in proportion to their numbers of training samples), or
@@ -99,6 +101,7 @@ class Config:
     clients: int = 0
     unseen: float = 0.1
     model: str = "auto"
+    task: str = ""
     rounds: int = 1000
     clients_per_round: int = 0
     sampling: str = "uniform"

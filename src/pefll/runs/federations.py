@@ -16,6 +16,7 @@ from pefll.data.federation import Federation, Samples
 from pefll.data.frames import Use, use_of
 from pefll.data.selecting import selected
 from pefll.runs.config import Config
+from pefll.tasks.names import labels_for
 
 MOST_PATH = 4_096  # a longer text is no path of a file
 
@@ -36,7 +37,7 @@ def federations_of(configs: Sequence[Config], console: Console | None) -> list[F
     known: dict[tuple[str, ...], Samples] = {}
     federations = []
     for config in configs:
-        source = tuple(str(getattr(config, name)) for name in _OF_SAMPLES)
+        source = (*(str(getattr(config, name)) for name in _OF_SAMPLES), labels_for(config.task))
         if source not in known:
             known[source] = _samples_of(config, console)
         federations.append(_partitioned(known[source], config))
@@ -117,6 +118,7 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
         label=config.label,
         client=config.client_column,
         use=use_of_columns(config),
+        labels=labels_for(config.task),
     )
     is_first = config.data_sha256 == ""
     samples, notes = selected(samples, config.missing, config.min_samples)

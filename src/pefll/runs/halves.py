@@ -35,7 +35,9 @@ from pefll.models.spec import ModelSpec, check_same_model
 from pefll.runs import modelfile
 from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_client, read_new_client
 from pefll.runs.personal import Array, PersonalModel
-from pefll.runs.problem import build_checked_model, checked_networks
+from pefll.runs.problem import build_checked_model, checked_networks, trained_task
+from pefll.tasks import Task
+from pefll.tasks.names import allow_task
 
 EMBEDDER = modelfile.Kind("an embedder", ("pefll-embedder-1",), "run.embedder().save(path)", ("method",))
 GENERATOR = modelfile.Kind("a generator", ("pefll-generator-1",), "run.generator().save(path)", ("method",))
@@ -126,7 +128,8 @@ class Embedder:
         columns = Columns(plan.names if plan else spec.feature_names, self.origin.label, self.origin.client, plan)
         x, y = read_new_client(x, y, columns, spec)
         check_labels(y, self.method, spec)
-        one, dtype = federation_of_new_client(x, y, spec), dtype_of(self.origin.precision)
+        one = federation_of_new_client(x, y, spec, self.method.problem.task)
+        dtype = dtype_of(self.origin.precision)
         engine = SerialEngine(one, self.method, self.origin.seed, 0, dtype)
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
@@ -138,17 +141,21 @@ class Embedder:
         _save(self, path, EMBEDDER, overwrite)
 
     @classmethod
-    def load(cls, path: Path | str, method: str | None = None, **networks: Any) -> Embedder:
+    def load(
+        cls, path: Path | str, method: str | None = None, task: str | Task | None = None, **networks: Any
+    ) -> Embedder:
         """Return an embedder that `save` wrote.
 
         Args:
             path: the file.
             method: your own method, `package.module:Class`, if the run was trained with one.
+            task: your own task, or the task with your own loss or metric, if the run was trained with one.
             networks: your own embedding network, if the run was trained with one, such as `embedding=MyNet()`.
         """
         path, header, origin = _open(path, EMBEDDER, method)
+        known = _task_of(header, task, path)
         # A descriptor does not depend on the client's model, so this machine does not build it.
-        learner = _method(path, header, origin, lambda: Network(nn.Module(), may_be_empty=True), networks)
+        learner = _method(path, header, origin, lambda: Network(nn.Module(), may_be_empty=True), known, networks)
         tensors = _read(path, header, dtype_of(origin.precision), lambda half: half.client_half_shapes(), learner)
         return cls(learner(), tensors, header.spec, origin)
 
@@ -203,7 +210,7 @@ class Generator:
                     code="PEFLL-T629",
                 )
             module = self.method.problem.model.with_parameters(theta[0])
-        return PersonalModel(module.eval(), dataclasses.replace(self.spec, neighbours=None))
+        return PersonalModel(module.eval(), dataclasses.replace(self.spec, neighbours=None), self.method.problem.task)
 
     def _checked(self, descriptors: Any) -> Array:
         """Return descriptors as an array [n, l]; PefllError if they cannot be descriptors of this run."""
@@ -232,7 +239,12 @@ class Generator:
 
     @classmethod
     def load(
-        cls, path: Path | str, model: nn.Module | str | None = None, method: str | None = None, **networks: Any
+        cls,
+        path: Path | str,
+        model: nn.Module | str | None = None,
+        method: str | None = None,
+        task: str | Task | None = None,
+        **networks: Any,
     ) -> Generator:
         """Return a generator that `save` wrote.
 
@@ -240,9 +252,11 @@ class Generator:
             path: the file.
             model: your own model, if the run was trained on one: `package.module:function`, or an `nn.Module`.
             method: your own method, `package.module:Class`, if the run was trained with one.
+            task: your own task, or the task with your own loss or metric, if the run was trained with one.
             networks: your own networks, if the run was trained with them, such as `hypernetwork=MyNet()`.
         """
         path, header, origin = _open(path, GENERATOR, method)
+        known = _task_of(header, task, path)
         spec = header.spec
         if model is not None and not isinstance(model, nn.Module | str):
             raise PefllError(
@@ -260,9 +274,9 @@ class Generator:
                 return Network(model)
             name = model or spec.model
             with torch.device("cpu") if ":" in name else nullcontext():  # a user's code may not know the meta device
-                return Network(build_checked_model(name, spec.input_shape, spec.classes))
+                return Network(build_checked_model(name, spec.input_shape, spec.width))
 
-        learner = _method(path, header, origin, network, networks)
+        learner = _method(path, header, origin, network, known, networks)
         tensors = _read(path, header, dtype_of(origin.precision), lambda half: half.server_half_shapes(), learner)
         made = learner()
         found = made.problem.model
@@ -338,8 +352,18 @@ def _open(path: Path | str, kind: modelfile.Kind, method: str | None) -> tuple[P
     return path, header, Origin.of_file(path, header).renamed(method, path)
 
 
+def _task_of(header: modelfile.Header, given: Any, path: Path) -> Task:
+    allow_task(given)
+    return trained_task(header.spec, given, path)
+
+
 def _method(
-    path: Path, header: modelfile.Header, origin: Origin, network: Callable[[], Network], networks: dict[str, Any]
+    path: Path,
+    header: modelfile.Header,
+    origin: Origin,
+    network: Callable[[], Network],
+    task: Task,
+    networks: dict[str, Any],
 ) -> Callable[[], Method[Any]]:
     """Return a function that builds a file's method; the method is not checked, so that no network is built yet.
 
@@ -357,7 +381,7 @@ def _method(
         raise modelfile.damaged(path, error.args[0], kind=header.kind) from error
 
     def build() -> Method[Any]:
-        problem = Problem(network(), spec.input_shape, spec.classes, spec.num_clients, spec.tokens)
+        problem = Problem(network(), spec.input_shape, spec.classes, spec.num_clients, spec.tokens, task)
         if not hasattr(kind, "bind"):
             return build_method(origin.name, problem, settings)
         return dataclasses.replace(kind(**settings), bound_to=problem)

@@ -10,14 +10,15 @@ import torch
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import either
-from pefll.data.arrays import labels_of
+from pefll.data.arrays import blank_labels, labels_of
 from pefll.data.federation import Federation, Normalise, Samples, assemble
-from pefll.data.frames import column, inputs_of, is_frame
 from pefll.data.frames import columns as columns_of
+from pefll.data.frames import has_labels, inputs_of, is_frame, label_column, label_names
 from pefll.data.owners import Columns, features_in, find_owners, names_of_owners, number_of_clients
 from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
 from pefll.runs.personal import check_input, warn_of_positions
+from pefll.tasks import Task
 
 
 def read_new_client(x: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[Any, Any]:
@@ -34,9 +35,19 @@ def read_new_client(x: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[
     return check_input(x, spec), y
 
 
-def federation_of_new_client(x: Any, y: Any, spec: ModelSpec) -> Federation:
-    """Return a federation whose only client is new; the arguments are the results of `read_new_client`."""
-    labels = np.zeros(len(x), dtype=np.int64) if y is None else labels_of(y, spec.class_names, "y")
+def federation_of_new_client(x: Any, y: Any, spec: ModelSpec, task: Task) -> Federation:
+    """Return a federation whose only client is new.
+
+    Args:
+        x: samples from `read_new_client`.
+        y: labels from `read_new_client`, or None.
+        spec: of the run's models.
+        task: what the run has learned.
+    """
+    if y is None:
+        labels = blank_labels(task.labels, len(x), spec.label_columns)
+    else:
+        labels = labels_of(y, spec.class_names, "y", task.labels)
     samples = Samples(
         x=x,
         y=labels,
@@ -46,7 +57,9 @@ def federation_of_new_client(x: Any, y: Any, spec: ModelSpec) -> Federation:
         tokens=spec.tokens,
     )
     one = one_client(samples, num_seen=0)
-    if y is None:
+    if not spec.classes:
+        task.check(one)
+    if y is None and task.labels != "numbers":
         one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # -1 is no class; 0 would be the first class
     return one
 
@@ -80,15 +93,16 @@ def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[
     """Return one client's samples and labels in a table; PefllError if the table has several clients."""
     # Without names of features, a column with the usual name of clients may be a feature.
     candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
-    owned = find_owners(frame, candidates, (*columns.features, columns.label), "the table")
+    labels = label_names(columns.label, columns_of(frame))
+    owned = find_owners(frame, candidates, (*columns.features, *labels), "the table")
     if owned is not None and (count := number_of_clients(owned[1], owned[0], "the table")) > 1:
         raise PefllError(
             f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give the samples of one "
             f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
             code="PEFLL-M037",
         )
-    if y is None and columns.label in columns_of(frame):
-        y = column(frame, columns.label, "the table")
+    if y is None and has_labels(frame, columns.label):
+        y = label_column(frame, columns.label, "the table")
     if not columns.features:
         warn_of_positions(stacklevel=5)
     chosen = features_in(frame, columns, "the table")

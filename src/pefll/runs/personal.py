@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
-from pefll.core.plugins import allow
+from pefll.core.plugins import allow, is_allowed
 from pefll.core.wording import argument, either
-from pefll.data.arrays import as_array, inputs
+from pefll.data.arrays import as_array, inputs, labels_of
+from pefll.data.client import Batch
 from pefll.data.columns import Encoded, TablePlan, plan_of
 from pefll.data.frames import inputs_of, is_frame
 from pefll.models import MODELS, build_model, weights_of
@@ -25,6 +27,8 @@ from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
+from pefll.tasks import Classification, Task
+from pefll.tasks.names import allow_task, named_again, task_of
 
 Array = npt.NDArray[Any]
 # A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
@@ -37,16 +41,18 @@ class PersonalModel(nn.Module):
     Attributes:
         network: the plain architecture with the client's weights; takes normalised samples.
         spec: the input, output and origin of the model.
+        task: what its output means; None if that is the user's own code, which nobody has named.
     """
 
-    def __init__(self, network: nn.Module, spec: ModelSpec) -> None:
+    def __init__(self, network: nn.Module, spec: ModelSpec, task: Task | None = None) -> None:
         super().__init__()
         self.network = network
         self.spec = spec
+        self.task = task or _task_in(spec)
         self.eval()  # to train it further, call `train()` first
 
     def forward(self, x: Any) -> Tensor:
-        """Return the scores [b, classes] of samples as the training data stores them.
+        """Return the scores [b, classes], or the task's outputs, of samples as the training data stores them.
 
         Args:
             x: [b, ...] uint8 pixels 0..255, float features, or tokens. A tensor must be on the model's device, and
@@ -69,22 +75,36 @@ class PersonalModel(nn.Module):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each class, in the order of `probabilities`; numbers if the data has no names."""
-        return self.spec.class_names or tuple(map(str, range(self.spec.classes)))
+        """The name of each class, or of each output, in the order of `probabilities`; numbers without names."""
+        return self.spec.class_names or tuple(map(str, range(self.spec.width)))
+
+    def probabilities(self, x: Any) -> Array:
+        """Return the probability of each class, or member of a set, for samples [N, ...], float [N, k]; see `predict`.
+
+        Raises:
+            PefllError: if the model predicts numbers.
+        """
+        labels = self._known_task().labels
+        if labels == "numbers":
+            raise PefllError("this model predicts numbers, which have no probabilities; use predict", code="PEFLL-M500")
+        return self._outputs(x, lambda output: output.softmax(dim=1) if labels == "classes" else output.sigmoid())
 
     @torch.no_grad()
-    def probabilities(self, x: Any) -> Array:
-        """Return the probability of each class for samples [N, ...], float [N, classes]; see `predict`."""
+    def _outputs(self, x: Any, function: Callable[[Tensor], Tensor]) -> Array:
+        """Return a function of the outputs for samples [N, ...], as an array."""
         # A tensor, because `forward` does not check its values again.
         samples = torch.from_numpy(check_input(x, self.spec))
         device = next(self.network.parameters()).device
         # Layout and alignment change the rounding. Copies have the same ones, so equal samples give equal results.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in torch.split(samples, 512))
-        parts = [self(part.to(device)).softmax(dim=1) for part in copies]
+        parts = [function(self(part.to(device))) for part in copies]
         return torch.cat(parts).cpu().numpy()
 
     def predict(self, x: Any, *, names: bool = False) -> Array:
         """Return the most likely class of each sample, int64 [N]; with `names` its name, as texts [N].
+
+        A regression returns numbers, float [N] or [N, k], in the unit of the labels. A multi-label model returns which
+        members are in each set, bool [N, k]; with `names` a tuple of names for each sample.
 
         Args:
             x: [N, ...] samples as an array, a list or a tensor; or a pandas or polars table with rows as they are. A
@@ -93,8 +113,42 @@ class PersonalModel(nn.Module):
                 values in the order of the table's columns, which must all be numbers.
             names: whether to return the names of classes.
         """
-        classes: Array = self.probabilities(x).argmax(axis=1)
-        return np.asarray(self.class_names)[classes] if names else classes
+        task = self._known_task()
+        if type(task) is Classification:
+            found: Array = self.probabilities(x).argmax(axis=1)
+        else:
+            found = self._outputs(x, task.predict)
+        if not names or task.labels == "numbers":
+            return found
+        known = np.asarray(self.class_names)
+        if task.labels == "classes":
+            return known[found]
+        sets = np.empty(len(found), dtype=object)
+        sets[:] = [tuple(known[row].tolist()) for row in found]
+        return sets
+
+    @torch.no_grad()
+    def metrics(self, x: Any, y: Any) -> dict[str, float]:
+        """Return the task's metrics on samples [N, ...] with labels y, the most important one first."""
+        task = self._known_task()
+        labels = torch.from_numpy(labels_of(y, self.spec.class_names, "y", task.labels))
+        output = torch.from_numpy(self._outputs(x, lambda output: output))
+        if len(labels) != len(output):
+            raise PefllError(
+                f"there are {len(output):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
+            )
+        known = torch.ones(self.spec.classes, dtype=torch.bool) if self.spec.classes else None
+        found = task.metrics(task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
+        # The file does not know the loss of training, and nothing is masked.
+        return {name: value for name, value in found.items() if name not in ("loss", "masked")}
+
+    def _known_task(self) -> Task:
+        if self.task is None:
+            give = argument("task", self.spec.task or "")
+            raise PefllError(
+                f"the model's output means what your own code says; name this code with {give}", code="PEFLL-M502"
+            )
+        return self.task
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> None:
         """Write weights and spec as one safetensors file; PefllError if it exists, unless `overwrite` allows it."""
@@ -120,13 +174,20 @@ class PersonalModel(nn.Module):
         write_whole(path, modelfile.to_bytes(tensors, spec), private=True)
 
     @classmethod
-    def load(cls, path: Path | str, network: nn.Module | None = None, architecture: str | None = None) -> PersonalModel:
+    def load(
+        cls,
+        path: Path | str,
+        network: nn.Module | None = None,
+        architecture: str | None = None,
+        task: str | Task | None = None,
+    ) -> PersonalModel:
         """Return a model that `save` wrote.
 
         Args:
             path: the file.
             network: the architecture, if the package cannot build it by name.
             architecture: the architecture's name, such as `lenet` or `package.module:function`.
+            task: your own task, if the run was trained with one: a value, or its name `package.module:Class`.
         """
         path = arguments.path(path)
         if path.is_dir():
@@ -139,6 +200,8 @@ class PersonalModel(nn.Module):
         header = modelfile.read_header(path)
         spec = header.spec
         allow(architecture)
+        allow_task(task)
+        meaning = named_again(task, spec.task or f"classification classes={spec.classes}") if task is not None else None
         name = architecture or spec.model
         # A file must not choose the code that runs, so only the caller names functions.
         if network is None and architecture is None and name not in MODELS:
@@ -148,7 +211,7 @@ class PersonalModel(nn.Module):
                 f"{path} holds a model of your own: name the function that builds it with {give}{module}",
                 code="PEFLL-M051",
             )
-        shape, classes = spec.input_shape, spec.classes
+        shape, classes = spec.input_shape, spec.width
         # Checked before anything is built or read, so that a file cannot ask for a huge model.
         _check_fits(path, header, _weights_without_values(network, name, shape, classes))
         tensors = modelfile.read_tensors(path, header)
@@ -171,7 +234,26 @@ class PersonalModel(nn.Module):
                 "with `pefll personalize`",
                 stacklevel=2,
             )
-        return cls(network, spec)
+        return cls(network, spec, meaning or _checked_task_in(path, spec))
+
+
+def _checked_task_in(path: Path, spec: ModelSpec) -> Task | None:
+    """Return the task in the spec of a file; PefllError if it makes no sense."""
+    try:
+        task = _task_in(spec)
+    except PefllError as error:
+        raise modelfile.damaged(path, f"its task makes no sense: {error.args[0]}", "PEFLL-M503") from error
+    if task is not None and task.outputs != spec.width:
+        raise modelfile.damaged(path, f"its task has {task.outputs} outputs, but its model {spec.width}", "PEFLL-M503")
+    return task
+
+
+def _task_in(spec: ModelSpec) -> Task | None:
+    """Return the task in a spec; None if it is a user's own code that may not run here."""
+    if not spec.task:
+        return Classification(spec.classes)
+    own = spec.task.split()[0]
+    return None if ":" in own and not is_allowed(own) else task_of(spec.task, for_predictions=True)
 
 
 def _weights_without_values(

@@ -12,6 +12,7 @@ from torch import nn
 
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
+from pefll.core.wording import counted
 from pefll.data.federation import Federation
 from pefll.engines.memory import check_model_fits, networks_of
 from pefll.methods import build_method, network_settings
@@ -19,14 +20,23 @@ from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, check_model, own, resolve_model
 from pefll.models.check import probe
 from pefll.models.spec import ModelSpec
+from pefll.tasks import Classification, Task
+from pefll.tasks.checking import check_loss
+from pefll.tasks.names import inferred, name_of, named_again, task_of
+from pefll.tasks.sums import layout_of
 
 
-def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Problem, ModelSpec]:
-    """Return the learning problem of a federation, and the spec of its model."""
+def describe_problem(
+    federation: Federation, model: str | nn.Module, task: Task | None = None
+) -> tuple[Problem, ModelSpec]:
+    """Return the learning problem of a federation, and the spec of its model; by default the task fits the labels."""
     shape, classes, tokens = federation.input_shape, federation.classes, federation.tokens
+    bound = (task or inferred(federation)).bind(federation)
     name = resolve_model(model, shape, tokens) if isinstance(model, str) else ""
-    network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, classes))
-    check_model(network, shape, classes, tokens)
+    network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, bound.outputs))
+    check_model(network, shape, bound.outputs, tokens, "class" if classes else "")
+    check_loss(bound, federation)
+    layout_of(bound, federation.y, classes)  # so that sums that cannot be used are an error now
     spec = ModelSpec(
         model=name,
         input_shape=shape,
@@ -42,8 +52,26 @@ def describe_problem(federation: Federation, model: str | nn.Module) -> tuple[Pr
         dataset=federation.name,
         weights=network.size,
         probe=probe(network, shape, tokens),
+        task=name_of(bound) or None,
+        outputs=None if classes else bound.outputs,
+        label_columns=federation.y.shape[1] if federation.y.dim() > 1 else None,
     )
-    return Problem(network, shape, classes, federation.num_clients, tokens, num_seen=federation.num_seen), spec
+    seen = federation.num_seen
+    return Problem(network, shape, classes, federation.num_clients, tokens, bound, seen), spec
+
+
+def trained_task(spec: ModelSpec, given: Any, path: str | Path) -> Task:
+    """Return the task of what is at `path`, from its spec, or the one that a user has given."""
+    if given is None:
+        return task_of(spec.task) if spec.task else Classification(spec.classes)
+    task: Task = named_again(given, spec.task or f"classification classes={spec.classes}")
+    if task.outputs != spec.width:
+        raise PefllError(
+            f"{path} was trained with a task of {counted(spec.width, 'output')}, but yours has {task.outputs}; give "
+            "the same task",
+            code="PEFLL-T500",
+        )
+    return task
 
 
 def build_checked_model(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

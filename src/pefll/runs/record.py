@@ -41,6 +41,10 @@ GROUPS = ("seen", "unseen")
 # `timing` in a summary begins with one of these if no other run slowed this one down.
 ALONE, TOOK_TURNS = "alone", "took turns"
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
+# Metrics that are shares, and are shown in per cent.
+SHARES = ("per_sample", "masked", "accuracy", "macro_f1", "micro_f1", "auc", "calibration_error")
+# Metrics of this package that are better when smaller.
+ERRORS = ("loss", "rmse", "mae", "calibration_error")
 # Most bytes of each file; longer files are not read. A history may have two million evaluations of 400 bytes.
 MOST_HISTORY = 1 << 30
 # A summary has 3,000 bytes, and 30 more for each of at most 10,000 clients.
@@ -381,6 +385,32 @@ class RunFolder:
 def _hash_of(descriptors: Path) -> str:
     with open_limited(descriptors, MOST_DESCRIPTORS) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def first_figure(figures: Mapping[str, Any]) -> str:
+    """Return the metric that chooses the best round, which is the first one, as text: `"97.4%"` or `"rmse 53.1"`."""
+    name = next(iter(figures))
+    text = figure_text(figures, name)
+    return text if name in ("per_sample", "accuracy") else f"{name} {text}"
+
+
+def figure_text(figures: Mapping[str, Any], name: str) -> str:
+    """Return a metric of a group of clients as text: shares in per cent, others with four digits."""
+    value, first = figures.get(name), next(iter(figures), "")
+    if value is None:
+        return "—"
+    return f"{100 * value:.1f}%" if is_share(name, first) else f"{value:.4g}"
+
+
+def is_share(name: str, first: str) -> bool:
+    """Return whether a metric is shown in per cent. Means over clients are like the `first` metric of the group."""
+    return (first if name in ("per_client", "worst_tenth") else name) in SHARES
+
+
+def figures_in(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the test metrics of a summary by moment, group and name; classification calls them `accuracy`."""
+    found = (summary or {}).get("metrics", (summary or {}).get("accuracy"))
+    return found if isinstance(found, dict) else {}
 
 
 def rounds_of(summary: Mapping[str, Any] | None) -> int:

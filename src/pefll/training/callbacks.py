@@ -12,8 +12,7 @@ from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.plugins import fault
 from pefll.core.progress import Monitor
 from pefll.core.wording import counted
-from pefll.runs.record import GROUPS
-from pefll.training.evaluation import Accuracy
+from pefll.runs.record import GROUPS, first_figure
 from pefll.training.resolve import RunSpec
 
 Row = dict[str, Any]
@@ -29,6 +28,7 @@ class ActiveRun:
         history: all evaluations so far, oldest first, as in history.jsonl.
         summary: results, as in summary.json; empty before the end.
         stopped_by: the class name of the callback that stopped it; "" for none.
+        errors: the names of the metrics that are better when smaller; known after the first evaluation.
         failure: the error of a callback that failed; the run then ends and is saved.
         tell: shows a sentence to the user: on the console, or as a warning.
     """
@@ -38,6 +38,7 @@ class ActiveRun:
     history: list[Row] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     stopped_by: str = ""
+    errors: tuple[str, ...] = ("loss",)
     failure: PefllError | None = None
     tell: Callable[[str], None] = warnings.warn
 
@@ -70,7 +71,7 @@ class Callback:
 
         Args:
             run: the run; `row` is the last row of its history.
-            row: round, seconds, bytes, and the validation accuracies of seen and unseen clients.
+            row: round, seconds, bytes, and the validation metrics of seen and unseen clients.
 
         Returns:
             True to end the run after this round. The run is then tested and written as usual.
@@ -152,7 +153,7 @@ class ProgressBar(Callback):
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
         """Store the accuracies for the next update."""
-        groups = [f"{group} {100 * row[group]['per_sample']:.1f}%" for group in GROUPS if row[group]]
+        groups = [f"{group} {first_figure(row[group])}" for group in GROUPS if row[group]]
         self.news = f"validation: {', '.join(groups)}" if groups else ""
 
     def on_rounds(self, run: ActiveRun) -> None:
@@ -168,29 +169,32 @@ class EarlyStopping(Callback):
 
     Args:
         patience: number of evaluations without an improvement, after which the run ends.
-        metric: a field of `pefll.Accuracy`. Lower is better for the loss, higher for the others.
+        metric: a metric in the history, such as a field of `pefll.Accuracy`; by default the one that chooses the best
+            round. Lower is better for the loss and for errors of the task, higher for the others.
         group: seen or unseen clients.
         min_delta: a value must be better than the best one so far by more than this.
     """
 
-    def __init__(
-        self, patience: int = 10, metric: str = "per_sample", group: str = "seen", min_delta: float = 0.0
-    ) -> None:
+    def __init__(self, patience: int = 10, metric: str = "", group: str = "seen", min_delta: float = 0.0) -> None:
         self._patience = arguments.whole_number(patience, "patience", 1)
-        if metric not in Accuracy._fields:
-            raise unknown("metric", metric, Accuracy._fields)
         if group not in GROUPS:
             raise unknown("group", group, GROUPS)
-        self._metric, self._group, self._min_delta = metric, group, float(min_delta)
+        self._metric, self._group = arguments.text(metric, "metric", "loss"), group
+        self._min_delta = float(min_delta)
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> bool:
         """Return whether the last improvement is `patience` evaluations ago."""
-        sign = -1.0 if self._metric == "loss" else 1.0
+        known = row[self._group] or {}
+        metric = self._metric or next(iter(known), "")
+        if known and metric not in known:
+            raise unknown("metric", metric, known)
+        sign = -1.0 if metric in run.errors else 1.0
         best, waited = -float("inf"), 0
         for one in run.history:
-            if one[self._group] is None:  # no client of the group has validation samples
+            # No client of the group may have validation samples, or the metric may not be defined.
+            if one[self._group] is None or one[self._group][metric] is None:
                 continue
-            value = sign * one[self._group][self._metric]
+            value = sign * one[self._group][metric]
             best, waited = (value, 0) if value > best + self._min_delta else (best, waited + 1)
         return waited >= self._patience
 

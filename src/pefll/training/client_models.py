@@ -102,7 +102,7 @@ def personal_model(method: Method[Any], cohort: SerialCohort, theta: Tensor, spe
     make = getattr(method, "personal_module", None)
     module = make(cohort, theta) if make else method.problem.model.with_parameters(theta[0])
     neighbours = module.settings if isinstance(module, NeighbourModel) else None
-    return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours))
+    return PersonalModel(module.eval(), dataclasses.replace(spec, neighbours=neighbours), method.problem.task)
 
 
 def client_models(
@@ -154,7 +154,7 @@ def predictions_of(
     for done, (client, model) in enumerate(zip(clients, models, strict=True), start=1):
         mine = federation.indices(client, split).cpu()
         if len(mine):
-            x = federation.x.cpu()[mine].numpy()
+            x = federation.x.cpu()[mine]  # a tensor: its columns are encoded already
             if classifies:
                 chances.append(model.probabilities(x))
             predicted.append(chances[-1].argmax(axis=1) if classifies else model.predict(x))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +15,14 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError, unknown
-from pefll.data.federation import SPLITS, VALIDATION
+from pefll.data.federation import SPLITS, VALIDATION, Federation
 from pefll.engines.cohort import Engine, Ids, LimitsWeights, not_finite
 from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
 from pefll.methods.contract import Method, each
 from pefll.runs.config import Config
+from pefll.runs.record import first_figure
+from pefll.tasks import Score, Task
+from pefll.tasks.sums import Layout, layout_of, rows_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,16 +44,116 @@ class Accuracy(NamedTuple):
     worst_tenth: float
     loss: float
 
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The names of the fields that are better when smaller."""
+        return ("loss",)
+
+
+@lru_cache
+def figures_type(names: tuple[str, ...], errors: tuple[str, ...]) -> Any:
+    """Return the NamedTuple type for the metrics of a group; `errors` are the names that are better when smaller."""
+    fields = namedtuple("Figures", names)  # type: ignore[misc]  # a task names the fields
+    return type("Figures", (fields,), {"__slots__": (), "errors": property(lambda self: errors)})
+
 
 class Evaluation(NamedTuple):
-    """The accuracy of seen clients and of unseen clients; None for a group without samples."""
+    """The metrics of seen clients and of unseen clients; None for a group without samples.
 
-    seen: Accuracy | None
-    unseen: Accuracy | None
+    In classification, a group is an `Accuracy`, perhaps with further metrics. For other tasks, a group is a NamedTuple:
+    the metric that chooses the best round, its mean over clients (`per_client`), its mean over the worst tenth of the
+    clients (`worst_tenth`), and the other metrics of the task.
+    """
+
+    seen: Any
+    unseen: Any
 
     def __str__(self) -> str:
         groups = {"seen": self.seen, "unseen": self.unseen}
-        return ", ".join(f"{name} {100 * group.per_sample:.1f}%" for name, group in groups.items() if group)
+        return ", ".join(f"{name} {first_figure(group._asdict())}" for name, group in groups.items() if group)
+
+    def rows(self) -> dict[str, dict[str, float | None] | None]:
+        """Return the metrics of each group by name, as in history.jsonl; None for what is not defined."""
+        found: dict[str, dict[str, float | None] | None] = {}
+        for name, group in self._asdict().items():
+            values = group._asdict().items() if group else ()
+            found[name] = {key: None if math.isnan(value) else value for key, value in values} or None
+        return found
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Makes metrics from the sums of a task.
+
+    Attributes:
+        task: the task.
+        layout: how its sums lie in a row.
+    """
+
+    task: Task
+    layout: Layout
+
+    @classmethod
+    def of(cls, method: Method[Any], federation: Federation) -> Measure:
+        """Return the measure for a method and the clients of a federation."""
+        task = method.problem.task
+        return cls(task, layout_of(task, federation.y, federation.classes))
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the first sums are those of a `Score`."""
+        return bool(self.layout.kind._fields[:4] == Score._fields)
+
+    def evaluation(self, sums: Floats, num_seen: int) -> Evaluation:
+        """Return the metrics of both groups from sums per client [clients, width], seen clients first."""
+        return Evaluation(self.group(sums[:num_seen]), self.group(sums[num_seen:]))
+
+    def client(self, row: Floats) -> dict[str, float]:
+        """Return the metrics of one client from its sums [width]; NaN without samples."""
+        if row[0] > 0:
+            return self.task.metrics(self.layout.sums(row))
+        return dict.fromkeys(self.task.metrics(self.layout.sums(np.ones_like(row))), math.nan)
+
+    def group(self, sums: Floats) -> Any:
+        """Return the metrics of a group of clients from sums [clients, width]; None without samples."""
+        sums = sums[sums[:, 0] > 0]
+        if len(sums) == 0:
+            return None
+        if self.layout.kind is Score:
+            return accuracy_of(sums)
+        pooled = self.task.metrics(self.layout.sums(sums.sum(axis=0)))
+        if self.classifies:
+            accuracy = accuracy_of(sums[:, :4])
+            assert accuracy is not None
+            more = {name: value for name, value in pooled.items() if name not in ("accuracy", "masked", "loss")}
+            found: dict[str, float] = {**accuracy._asdict(), **more}
+            return figures_type(tuple(found), self.task.errors)(**found)
+        first, *others = pooled
+        smaller = first in self.task.errors
+        each = np.array([self.client(row)[first] for row in sums])
+        known = np.sort(each[~np.isnan(each)])[:: -1 if smaller else 1]  # the worst ones first
+        worst = known[: math.ceil(len(known) / 10)]
+        found = {
+            first: pooled[first],
+            "per_client": float(known.mean()) if len(known) else math.nan,
+            "worst_tenth": float(worst.mean()) if len(known) else math.nan,
+            **{name: pooled[name] for name in others},
+        }
+        errors = (*self.task.errors, *(("per_client", "worst_tenth") if smaller else ()))
+        return figures_type(tuple(found), errors)(**found)
+
+    def of_clients(self, sums: Floats, num_seen: int) -> dict[str, Any]:
+        """Return the entry of a summary with the figures of single clients; see `counts_of`."""
+        if self.classifies:
+            return {"client_counts": counts_of(sums, num_seen)}
+        groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
+        found: dict[str, dict[str, list[Any]]] = {}
+        for name, group in groups.items():
+            rows = [self.client(row) for row in group]
+            found[name] = {"samples": np.rint(group[:, 0]).astype(int).tolist()}
+            for metric in rows[0] if rows else ():
+                found[name][metric] = [None if math.isnan(row[metric]) else float(f"{row[metric]:.6g}") for row in rows]
+        return {"client_metrics": found}
 
 
 def evaluate(
@@ -58,7 +164,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     share: float = 1.0,
 ) -> Evaluation:
-    """Make a model for every client and return the accuracies on the clients' own samples.
+    """Make a model for every client and return the metrics on the clients' own samples.
 
     Args:
         engine: reaches the clients.
@@ -70,19 +176,14 @@ def evaluate(
     """
     seen, unseen = _groups(engine, share)
     sums = client_scores(engine, method, server, np.concatenate([seen, unseen]), split, progress)
-    return evaluation_of(sums, len(seen))
-
-
-def evaluation_of(sums: Floats, num_seen: int) -> Evaluation:
-    """Return the accuracies of both groups from sums per client [clients, 4], seen clients first."""
-    return Evaluation(accuracy_of(sums[:num_seen]), accuracy_of(sums[num_seen:]))
+    return Measure.of(method, engine.federation).evaluation(sums, len(seen))
 
 
 def counts_of(sums: Floats, num_seen: int) -> dict[str, dict[str, list[int]]]:
     """Return each client's numbers of samples, correct samples, and masked correct samples (see `Accuracy`).
 
     Args:
-        sums: [clients, 4], seen clients first.
+        sums: [clients, 4 or more], seen clients first.
         num_seen: how many clients are seen.
     """
     groups = {"seen": sums[:num_seen], "unseen": sums[num_seen:]}
@@ -108,7 +209,7 @@ class Evaluator:
     """
 
     def __init__(self, engine: Engine, method: Method[Any], split: int, share: float = 1.0) -> None:
-        self._engine = engine
+        self._engine, self._measure = engine, Measure.of(method, engine.federation)
         seen, unseen = _groups(engine, share)
         if method.trains_new_clients:  # too much work for every evaluation
             unseen = unseen[:0]
@@ -126,7 +227,7 @@ class Evaluator:
 
     def _read(self, scores: Tensor) -> Evaluation:
         sums = _checked(scores.numpy()[self._order], self._engine, self._clients)
-        return evaluation_of(_weighted(self._engine, self._clients, sums, chooses=True), self._num_seen)
+        return self._measure.evaluation(_weighted(self._engine, self._clients, sums, chooses=True), self._num_seen)
 
 
 def _groups(engine: Engine, share: float) -> tuple[Ids, Ids]:
@@ -148,7 +249,7 @@ def client_scores(
     progress: Callable[[int], None] | None = None,
     as_new: bool = False,
 ) -> Floats:
-    """Return samples, correct, masked correct and summed loss of each client, [len(clients), 4].
+    """Return the task's sums of each client, [len(clients), width]; in classification, the four of a `Score`.
 
     Args:
         engine: reaches the clients.
@@ -193,10 +294,10 @@ class _PerClient:
 
 @torch.no_grad()
 def scores_of(method: Method[Any], server: Any, cohort: Any, split: int) -> Tensor:
-    """Return samples, correct, masked correct and summed loss of a cohort's clients, float64 [c, 4]."""
+    """Return the task's sums of a cohort's clients, float64 [c, width]; the first one is the number of samples."""
     theta = method.personalize(server, cohort)
     scores = cohort.run(method.predict, each(theta), split=split)
-    return torch.stack([part.double() for part in scores], dim=1)
+    return rows_of(scores)
 
 
 def _weighted(engine: Engine, clients: Ids, sums: Floats, chooses: bool) -> Floats:
@@ -220,7 +321,7 @@ def accuracy_of(sums: Floats) -> Accuracy | None:
     sums = sums[sums[:, 0] > 0]
     if len(sums) == 0:
         return None
-    samples, correct, masked, loss = sums.T
+    samples, correct, masked, loss = sums.T[:4]
     of_client = np.sort(correct / samples)
     worst = math.ceil(len(of_client) / 10)
     total = samples.sum()

@@ -31,6 +31,8 @@ from pefll.runs.claim import claimed
 from pefll.runs.config import OF_TABLES, Config
 from pefll.runs.progress import restore, start_or_resume
 from pefll.runs.record import seed_folder
+from pefll.tasks import Task
+from pefll.tasks.names import allow_task, checked_task
 from pefll.training.callbacks import ActiveRun, Callback, Guarded, History, ProgressBar, check_callbacks
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
@@ -46,6 +48,7 @@ def fit(
     method: str | type | BaseMethod = "pefll",
     *,
     model: str | nn.Module = "auto",
+    task: str | type | Task | None = None,
     rounds: int = 1000,
     seed: int = 0,
     out: str | Path | None = None,
@@ -59,14 +62,18 @@ def fit(
 ) -> Run:
     """Train a method on a federation and return the run, with the state of its best round.
 
-    The best round has the highest accuracy on seen clients' validation samples.
+    The best round has the highest accuracy on seen clients' validation samples; for other tasks than classification,
+    the best first metric of the task.
 
     Args:
         federation: the clients and their samples.
         method: an instance such as `pefll.PeFLL(client_lr=0.02)`, or a key or a class of `pefll.METHODS`. Your own
             method is an instance of a `BaseMethod`, or a name package.module:Class.
         model: the client model: a name (auto, lenet, cnn, mlp, package.module:function) or any `nn.Module` that maps
-            samples to one score per class.
+            samples to one score per class, or to the outputs of the task.
+        task: what outputs mean: classification, regression or multilabel, perhaps with settings as in
+            "regression loss_name=huber"; a value such as `pefll.Regression(loss_name="huber")`; or your own, a
+            `BaseTask` or its name package.module:Class. By default it fits the labels.
         rounds: number of training rounds.
         seed: seed of all random numbers.
         out: a folder for the run. If it holds an unfinished run with the same settings, that run is resumed. A finished
@@ -84,6 +91,8 @@ def fit(
     """
     check_is_federation(federation)
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
+    allow_task(task)
+    value = checked_task(task)
     name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     if config is None:
         config = _config(federation, name, model, rounds, seed, settings | named)
@@ -95,7 +104,7 @@ def fit(
         )
     elif named:
         config = dataclasses.replace(config, **named)
-    specs = [resolve(config, federation, folder, model=model, networks=networks, functions=functions)]
+    specs = [resolve(config, federation, folder, model=model, task=value, networks=networks, functions=functions)]
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))[0]
 
 
@@ -105,6 +114,7 @@ def fit_seeds(
     *,
     seeds: Sequence[int],
     model: str | nn.Module = "auto",
+    task: str | type | Task | None = None,
     rounds: int = 1000,
     out: str | Path | None = None,
     console: Console | None = None,
@@ -124,6 +134,7 @@ def fit_seeds(
         method: see `fit`.
         seeds: one per run, all different.
         model: see `fit`.
+        task: see `fit`.
         rounds: see `fit`.
         out: a folder for the runs; each run has its own folder seed-N in it. See `fit` for runs that exist already.
         console: see `fit`.
@@ -141,6 +152,8 @@ def fit_seeds(
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must differ from each other; give at least one seed", code="PEFLL-T104")
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
+    allow_task(task)
+    value = checked_task(task)
     name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
@@ -148,7 +161,8 @@ def fit_seeds(
         check_is_federation(data)
         config = _config(data, name, model, rounds, seed, settings | named)
         place = folder and seed_folder(folder, seed)
-        specs.append(resolve(config, data, place, model=model, networks=networks, runs=len(seeds), functions=functions))
+        given: dict[str, Any] = {"model": model, "task": value, "networks": networks, "functions": functions}
+        specs.append(resolve(config, data, place, runs=len(seeds), **given))
     return runs_or_error(specs, train_all(specs, console, callbacks=callbacks))
 
 
@@ -274,7 +288,7 @@ def _load_finished(spec: RunSpec, saved: checkpoint.Checkpoint, ended: OnRunEnd 
     """Return the finished run in a spec's folder."""
     assert spec.folder is not None
     yield
-    template = method_template(spec.method, spec.config)
+    template = method_template(spec.method, spec.config, spec.model_spec.label_columns)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     summary, history = spec.folder.summary() or {}, spec.folder.history()
     run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, spec.federation, history)

@@ -57,7 +57,12 @@ class Logger(Callback):
 
 def figures_of(row: Row) -> dict[str, float]:
     """Return the figures of an evaluation by name, such as `validation/unseen/loss`."""
-    return {f"validation/{group}/{name}": value for group in GROUPS for name, value in (row[group] or {}).items()}
+    return {
+        f"validation/{group}/{name}": value
+        for group in GROUPS
+        for name, value in (row[group] or {}).items()
+        if value is not None  # not defined, such as an AUC without positive samples
+    }
 
 
 def settings_of(run: ActiveRun) -> dict[str, Any]:

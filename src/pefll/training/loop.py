@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,8 @@ from pefll.training.estimate import Estimate
 from pefll.training.evaluation import Evaluation
 from pefll.training.pipeline import Pipeline, Stretch
 from pefll.training.round_robin import Turns
+
+MOST = 1e14  # checkpoints hold numbers up to 1e15
 
 
 def train(
@@ -73,7 +76,10 @@ def train(
                 if estimate is not None and (sentence := estimate.after(stretch)):
                     say(f"{run.spec.title}: {sentence}")
                 if stretch.evaluation is not None:
-                    run.history.append(_evaluated(stretch, stretch.evaluation.wait(), progress, config))
+                    result = stretch.evaluation.wait()
+                    if result.seen or result.unseen:
+                        run.errors = (result.seen or result.unseen).errors
+                    run.history.append(_evaluated(stretch, result, progress, config))
                     for each in callbacks:
                         if each.on_evaluation(run, run.history[-1]) and not run.stopped_by:
                             run.stopped_by = name_of(each)
@@ -113,8 +119,8 @@ def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config:
     assert stretch.evaluation is not None
     progress.eval_seconds += stretch.evaluation.seconds
     # Without validation samples the last round is the best one.
-    value = result.seen.per_sample if result.seen else float(progress.round)
-    if value > progress.best_value:
+    value = _goodness(result) if result.seen else float(progress.round)
+    if value > progress.best_value or not progress.best_round:
         if progress.round % config.eval_every:  # only at the last round, whose evaluation an extended run drops
             progress.scheduled = Best(progress.best, progress.best_round, progress.best_value)
         progress.best_value, progress.best_round, progress.best = value, progress.round, stretch.state
@@ -124,9 +130,16 @@ def _evaluated(stretch: Stretch, result: Evaluation, progress: Progress, config:
         "bytes_down": stretch.ledger.down,
         "bytes_up": stretch.ledger.up,
         "engine": progress.engines[-1][0],
-        "seen": result.seen._asdict() if result.seen else None,
-        "unseen": result.unseen._asdict() if result.unseen else None,
+        **result.rows(),
     }
+
+
+def _goodness(result: Evaluation) -> float:
+    """Return the first metric of the seen clients as a number that is better when larger."""
+    first, value = result.seen._fields[0], float(result.seen[0])
+    if math.isnan(value):
+        return -MOST
+    return min(MOST, max(-MOST, -value if first in result.seen.errors else value))
 
 
 def local_steps(method: Method[Any], federation: Federation) -> float:

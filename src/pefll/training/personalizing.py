@@ -78,7 +78,7 @@ def write_each(
                     else:
                         model = run.personalize(one.x, one.y)
                         spec = dataclasses.replace(model.spec, made_from=source)
-                        PersonalModel(model.network, spec).save(path, overwrite=force)
+                        PersonalModel(model.network, spec, model.task).save(path, overwrite=force)
                         made.append(one.client)
                     size = path.stat().st_size
                     index.append({"user": one.client, "file": path.name, "samples": len(one.x), "bytes": size})

@@ -27,6 +27,8 @@ from pefll.runs.claim import check_claim, finished_state, started_settings
 from pefll.runs.config import Config
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
+from pefll.tasks import Task
+from pefll.tasks.names import asked_text, resolve_task
 
 # A user's functions that were given in Python, by the names of their settings: lr_schedule, sampling, ...
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
@@ -103,6 +105,7 @@ def resolve(
     *,
     model: str | nn.Module | None = None,
     networks: Mapping[str, Any] | None = None,
+    task: Task | None = None,
     runs: int = 1,
     label: str = "",
     tunes: bool = False,
@@ -119,14 +122,16 @@ def resolve(
         out: a folder for the run, or None.
         model: an `nn.Module` given in Python; if it is not a module, the config names the model.
         networks: a user's own networks given in Python, by the names of the method's hyper-parameters.
+        task: a task given in Python; None for the config's.
         runs: number of runs that are trained at once and share the memory.
         label: see `RunSpec`.
         tunes: see `RunSpec`.
         holds_out: see `RunSpec`.
         functions: see `round_plan_of`.
     """
-    config = dataclasses.replace(config, data_sha256=federation.fingerprint())
-    problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model)
+    task, federation, text = resolve_task(task or config.task, federation)
+    config = dataclasses.replace(config, data_sha256=federation.fingerprint(), task=text)
+    problem, model_spec = describe_problem(federation, model if isinstance(model, nn.Module) else config.model, task)
     folder = None if out is None else RunFolder(Path(out))
     settings = with_networks(config.settings, networks or {})
     chosen = settings_for(config.method, problem, settings)
@@ -175,7 +180,9 @@ def resolve(
 
 def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, maps: bool = True) -> RunSpec:
     """Return the spec of a run on an engine that is open already; see `resolve` and `RunSpec`."""
-    _, model_spec = describe_problem(engine.federation, config.model)
+    task = engine.method.problem.task
+    _, model_spec = describe_problem(engine.federation, config.model, task)
+    config = dataclasses.replace(config, task=asked_text(task, engine.federation))
     if not engine.method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
     folder = None if out is None else RunFolder(Path(out))

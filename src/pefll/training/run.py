@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
+from pefll.data.arrays import blank_labels
 from pefll.data.columns import plan_of
 from pefll.data.federation import Federation, Samples, check_is_federation
 from pefll.data.frames import is_frame
@@ -47,10 +47,11 @@ from pefll.runs.federations import federation_of
 from pefll.runs.halves import Embedder, Generator, Origin, halves_of
 from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_client, one_client, read_new_client
 from pefll.runs.personal import PersonalModel, warn_of_positions
-from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks
+from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
 from pefll.runs.progress import check_progress, restore
 from pefll.runs.record import GROUPS, RunFolder, last_round, rounds_of
-from pefll.tasks import Classification
+from pefll.tasks import Classification, Score, Task
+from pefll.tasks.names import allow_task, with_labels_of
 from pefll.training.client_models import (
     Predictions,
     client_models,
@@ -59,7 +60,7 @@ from pefll.training.client_models import (
     personal_model,
     predictions_of,
 )
-from pefll.training.evaluation import Evaluation, accuracy_of, client_scores, split_number
+from pefll.training.evaluation import Evaluation, Measure, client_scores, split_number
 from pefll.training.summary import counting
 
 
@@ -90,10 +91,31 @@ class ClientScore(NamedTuple):
         return self.correct / self.samples if self.samples else math.nan
 
 
-def evaluation_of_clients(clients: Sequence[ClientScore]) -> Evaluation:
-    """Return the accuracies of seen and unseen clients from each client's own score."""
-    groups = ([one[3:] for one in clients if one.seen == seen] for seen in (True, False))  # from samples to loss
-    return Evaluation(*(accuracy_of(np.array(sums, dtype=np.float64).reshape(-1, 4)) for sums in groups))
+class ClientMetrics(NamedTuple):
+    """How good a client's personal model is, for a task with other sums than those of a `ClientScore`.
+
+    Attributes:
+        client: the client's number in the federation.
+        name: the client's name in the data.
+        seen: whether the client took part in training.
+        samples: number of samples.
+        metrics: the task's metrics by name; NaN if they are not defined, as without samples.
+    """
+
+    client: int
+    name: str
+    seen: bool
+    samples: int
+    metrics: dict[str, float]
+
+
+def _client_result(measure: Measure, sums: Any, client: int, data: Federation) -> ClientScore | ClientMetrics:
+    """Return the result of one client from its sums [width]."""
+    name, seen = data.name_of(client), client < data.num_seen
+    if measure.layout.kind is Score:
+        samples, correct, masked, loss = sums
+        return ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss))
+    return ClientMetrics(client, name, seen, int(sums[0]), measure.client(sums))
 
 
 class ClientsFailed(PefllError):
@@ -168,19 +190,25 @@ class Run:
     def evaluate(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
     ) -> Evaluation:
-        """Return the accuracies of all clients' personal models on one split of the clients' own samples.
+        """Return the metrics of all clients' personal models on one split of the clients' own samples.
 
         Args:
             split: train, validation or test.
-            federation: other data with the same classes and shape; None for the data that the run was trained on.
+            federation: other data with the same labels and shape; None for the data that the run was trained on.
             console: shows progress; None for silence.
         """
-        return evaluation_of_clients(self.evaluate_clients(split, federation, console))
+        return self.scores(split, federation, console)[0]
 
     def evaluate_clients(
         self, split: str = "test", federation: Federation | None = None, console: Console | None = None
-    ) -> list[ClientScore]:
-        """Return each client's own score, seen clients first; see `evaluate`."""
+    ) -> list[ClientScore] | list[ClientMetrics]:
+        """Return each client's own score, seen clients first; see `evaluate`. Other tasks give `ClientMetrics`."""
+        return self.scores(split, federation, console)[1]
+
+    def scores(
+        self, split: str = "test", federation: Federation | None = None, console: Console | None = None
+    ) -> tuple[Evaluation, list[Any]]:
+        """Return what `evaluate` and `evaluate_clients` return, with one pass over the samples."""
         number = split_number(split)
         data = self._data(federation, console)
         config = self.config
@@ -193,30 +221,29 @@ class Run:
             server = map_tree(lambda leaf: leaf.to(engine.device), self.server)
             everyone = np.arange(data.num_clients)
             sums = client_scores(engine, self.method, server, everyone, number, counting(watch))
-        scores = []
-        for client, (samples, correct, masked, loss) in enumerate(sums):
-            name, seen = data.name_of(client), client < data.num_seen
-            scores.append(ClientScore(client, name, seen, int(samples), int(correct), int(masked), float(loss)))
-        return scores
+        measure = Measure.of(self.method, data)
+        clients = [_client_result(measure, row, client, data) for client, row in enumerate(sums)]
+        return measure.evaluation(sums, data.num_seen), clients
 
     def _data(self, federation: Federation | None, console: Console | None) -> Federation:
         """Return a federation, by default that of the run; PefllError if it does not fit the run's models."""
         if federation is not None:
             check_is_federation(federation)
-        data = federation or self.federation or federation_of(self.config, console)
-        spec = self.model_spec
+        spec, task = self.model_spec, self.method.problem.task
+        data = with_labels_of(task, federation or self.federation or federation_of(self.config, console))
         if data.input_shape != spec.input_shape or data.classes != spec.classes:
             raise PefllError(
                 f"the run was trained on {spec.classes} classes and samples of shape {spec.input_shape}, "
                 f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
                 code="PEFLL-T121",
             )
+        task.check(data)
         if (
             self.method.trains_new_clients
             and federation is not None
             and federation.fingerprint() != self.config.data_sha256
         ):
-            data = dataclasses.replace(federation, num_seen=0)  # no client here took part in training
+            data = dataclasses.replace(data, num_seen=0)  # no client here took part in training
         return data
 
     def model_of(self, client: int | str, federation: Federation | None = None) -> PersonalModel:
@@ -293,7 +320,7 @@ class Run:
         if y is None and self.method.uses_labels:
             self._check_refining()
         check_labels(y, self.method, spec)
-        one = federation_of_new_client(x, y, spec)
+        one = federation_of_new_client(x, y, spec, self.method.problem.task)
         engine = SerialEngine(one, self.method, self.config.seed, 0, dtype_of(self.config.precision))
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
@@ -385,6 +412,7 @@ def load(
     console: Console | None = None,
     model: nn.Module | str | None = None,
     method: str | None = None,
+    task: str | Task | None = None,
     **networks: Choice,
 ) -> Run:
     """Return the run in a folder, with the state of its best round and without data.
@@ -396,6 +424,7 @@ def load(
             Its buffers and frozen parameters must be the same as in training: the run does not store them. A model
             that gives other scores for a test input is refused.
         method: your own method, `package.module:Class`, if the run was trained with one.
+        task: your own task, or the task with your own loss or metric, if the run was trained with one.
         networks: your own embedding network or hypernetwork, if the run was trained with one, such as
             `embedding=MyNet()`; see `model`.
     """
@@ -404,6 +433,7 @@ def load(
             f"the model must be an instance of torch.nn.Module, or a name, not {model!r}", code="PEFLL-M050"
         )
     allow(model, method, *networks.values())
+    allow_task(task)
     folder = RunFolder(arguments.path(path))
     folder.check_is_run()
     config = Config.load(folder.config_file, folder.trained_with())
@@ -437,14 +467,15 @@ def load(
             code="PEFLL-T123",
         )
     if model is None or isinstance(model, str):
-        module = build_checked_model(model or spec.model, spec.input_shape, spec.classes)
+        module = build_checked_model(model or spec.model, spec.input_shape, spec.width)
     else:
         module = model
-    problem = Problem(Network(module), spec.input_shape, spec.classes, spec.num_clients, spec.tokens)
+    known = trained_task(spec, task, path)
+    problem = Problem(Network(module), spec.input_shape, spec.classes, spec.num_clients, spec.tokens, known)
     learned_with = _method_of(config, method, path)
     settings = with_networks(config.settings, checked_networks(config.settings, learned_with, networks, path))
     learner = build_checked_method(learned_with, problem, settings)
-    template = method_template(learner, config)
+    template = method_template(learner, config, spec.label_columns)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     # After `restore`, which has a clearer sentence for a model of another size.
     scores = probe(problem.model, problem.input_shape, problem.tokens)
@@ -471,13 +502,13 @@ def _method_of(config: Config, given: str | None, path: str | Path) -> str:
     )
 
 
-def method_template(method: Method[Any], config: Config) -> Tree:
+def method_template(method: Method[Any], config: Config, label_columns: int | None = None) -> Tree:
     """Return a state with the method's shapes and types, made with one made-up client."""
     problem = method.problem
     kind = np.int64 if problem.tokens else np.float32
     samples = Samples(
         x=np.zeros((2, *problem.input_shape), dtype=kind),
-        y=np.zeros(2, dtype=np.int64),
+        y=blank_labels(problem.task.labels, 2, label_columns),
         classes=problem.classes,
         tokens=problem.tokens,
     )

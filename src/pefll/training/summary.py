@@ -1,4 +1,4 @@
-"""The summary of a run: accuracies, costs, and how it was made."""
+"""The summary of a run: metrics, costs, and how it was made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pefll.methods.contract import Method
 from pefll.runs.progress import Progress
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.training.callbacks import ActiveRun
-from pefll.training.evaluation import accuracy_of, client_scores, counts_of, descriptors, evaluation_of
+from pefll.training.evaluation import Measure, client_scores, descriptors
 from pefll.training.loop import local_steps
 from pefll.version import __version__
 
@@ -98,11 +98,11 @@ def summary_of(
             sums["as new"] = client_scores(
                 engine, method, progress.best, np.arange(as_new_clients), split, report, True
             )
-    accuracy = {}
-    for moment in moments:
-        result = evaluation_of(sums.get(moment, sums["best"]), federation.num_seen)
-        accuracy[moment] = {group: value._asdict() if value else None for group, value in result._asdict().items()}
-    as_new = accuracy_of(sums["as new"]) if as_new_clients else None
+    measure = Measure.of(method, federation)
+    results = {
+        moment: measure.evaluation(sums.get(moment, sums["best"]), federation.num_seen).rows() for moment in moments
+    }
+    as_new = measure.group(sums["as new"]) if as_new_clients else None
     c = spec.clients_per_round
     steps = local_steps(method, federation)
     seconds = progress.train_seconds
@@ -147,10 +147,15 @@ def summary_of(
         "test_seconds": round(time.perf_counter() - started, 3),
         "data_sha256": config.data_sha256,
         "split": SPLITS[split],
-        "accuracy": accuracy,
-        **({"as_new": as_new.per_sample} if as_new else {}),
-        "client_counts": counts_of(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else None,
+        **({"task": config.task} if config.task else {}),
+        "accuracy" if measure.classifies else "metrics": results,
+        **({"as_new": as_new[0]} if as_new else {}),
+        **(measure.of_clients(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else _NO_COUNTS),
     }
+
+
+# Of a run with too many clients.
+_NO_COUNTS = {"client_counts": None}
 
 
 def _timing(lockstep: int, device: torch.device) -> str:

@@ -59,7 +59,7 @@ class Member:
     def _read(self) -> Federation:
         agreed = self.agreement
         for name in agreed.plan.names if agreed.plan else agreed.feature_names:  # the server chooses these names
-            if name in (self.label, SPLIT, CLIENT):
+            if name in (self.label, *(each.strip() for each in self.label.split(",")), SPLIT, CLIENT):
                 raise Refusal(
                     f"refuses to read its column {name!r} as a feature: labels, splits and clients are not features; "
                     "leave it out of the federation's features",
@@ -75,7 +75,10 @@ class Member:
             tokens=agreed.tokens,
             seed=agreed.seed,
             plan=agreed.plan,
+            labels=agreed.labels,
         )
+        if not agreed.classes:
+            agreed.build().problem.task.check(own)
         if own.input_shape != agreed.input_shape:
             raise PefllError(
                 f"{self.data}: samples have shape {own.input_shape}, but the federation agreed on {agreed.input_shape}",

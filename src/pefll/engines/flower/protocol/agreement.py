@@ -19,18 +19,24 @@ import torch
 from pefll.core.arguments import shown, text, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.files import parse_json
+from pefll.core.wording import counted
+from pefll.data.arrays import blank_labels
 from pefll.data.columns import TablePlan, plan_of
-from pefll.data.federation import Normalise
+from pefll.data.federation import Array, Normalise
 from pefll.engines.memory import CLIENT_NETWORKS, MemoryPlan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem
 from pefll.models import MODELS, Network, build_model, weights_of
 from pefll.models.spec import ModelSpec
+from pefll.tasks import Classification
+from pefll.tasks.names import labels_for, task_of
 from pefll.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 # The values of these keys are JSON texts, because a run config can have no lists and tables.
 _JSON_KEYS = ("settings", "input_shape", "normalise", "class_names", "feature_names", "table")
+# Settings that earlier run configs lack.
+_LATER: dict[str, Any] = {"learns": "", "label_columns": 0, "table": "null"}
 _JSON_LENGTH, _JSON_DEPTH = 1 << 22, 32  # limits, because a server that clients do not trust sends these texts
 
 
@@ -55,6 +61,8 @@ class Agreement:
         table: what every client does to the columns of its table, as JSON; None for no table. See `data.columns`.
         dataset: name of the data in records.
         version: version of this package.
+        learns: the task with its settings, as text; "" for plain classification.
+        label_columns: number of columns of labels [N, k]; 0 for labels [N].
     """
 
     method: str
@@ -72,6 +80,8 @@ class Agreement:
     table: dict[str, Any] | None = None
     dataset: str = "federation"
     version: str = __version__
+    learns: str = ""
+    label_columns: int = 0
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -82,7 +92,9 @@ class Agreement:
     @cached_property
     def sha256(self) -> str:
         """Fingerprint of the agreement. If it is equal on two machines, both compute the same."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        # Later settings count only if they are used, so that earlier federations keep their fingerprint.
+        used = {name: value for name, value in asdict(self).items() if value or name not in _LATER}
+        return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()
 
     @property
     def plan(self) -> TablePlan | None:
@@ -93,6 +105,15 @@ class Agreement:
     def dtype(self) -> torch.dtype:
         """Type of weights and inputs."""
         return PRECISIONS[self.precision]
+
+    @property
+    def labels(self) -> str:
+        """What labels are: classes, numbers or sets."""
+        return "classes" if self.classes else labels_for(self.learns)
+
+    def blank_labels(self, samples: int) -> Array:
+        """Return made-up labels of the right shape and type."""
+        return blank_labels(self.labels, samples, self.label_columns or None)
 
     def build(self) -> Method[Any]:
         """Return the method with its model; TooLarge if one client needs more memory than is free on this machine."""
@@ -108,7 +129,8 @@ class Agreement:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Agreement:
         """Read an agreement from a Flower run config, which may have more keys."""
-        given = {name: config_value(config, name) for name in cls.__dataclass_fields__}
+        later = {name.replace("_", "-"): default for name, default in _LATER.items()}
+        given = {name: config_value(later | dict(config), name) for name in cls.__dataclass_fields__}
         try:
             return _read(**given)
         except TypeError as error:  # a value is a list or a table, which `lru_cache` cannot hash
@@ -147,12 +169,15 @@ def bad_run_config(reason: BaseException) -> PefllError:
 def _read(**given: Any) -> Agreement:
     try:
         given |= {name: read_json_value(given[name], name) for name in _JSON_KEYS}
-        for name in ("method", "model", "precision", "dataset", "version"):
+        for name in ("method", "model", "precision", "dataset", "version", "learns"):
             text(given[name], name)
         whole_number(given["seed"], "seed")
         whole_number(given["num_clients"], "num_clients", 1)
+        whole_number(given["label_columns"], "label_columns", 0)
+        of_task = {"task": given["learns"] or None, "outputs": None if given["classes"] else 1}
+        of_task |= {"label_columns": given["label_columns"] or None}
         spec = ModelSpec.from_json(
-            {name: value for name, value in given.items() if value is not None or name != "table"}
+            {name: value for name, value in (given | of_task).items() if value is not None or name != "table"}
         )
         plan_of(spec.table, spec.input_shape)
         if not isinstance(given["settings"], dict):
@@ -167,12 +192,19 @@ def _read(**given: Any) -> Agreement:
 def _built(config: str) -> Method[Any]:
     """Build a method once per process. A method has no state, and building a hypernetwork takes long."""
     agreed = Agreement.from_config(json.loads(config))
+    task = task_of(agreed.learns) if agreed.learns else Classification(agreed.classes)
+    if (task.labels == "classes") != bool(agreed.classes) or task.outputs != (agreed.classes or task.outputs or -1):
+        raise PefllError(
+            f"the run config says {agreed.learns or 'classification'!r} with {counted(agreed.classes, 'class')} and "
+            f"{counted(task.outputs, 'output')}; `pefll flower init` writes a good one",
+            code="PEFLL-F500",
+        )
     with _as_too_large():
         if agreed.model in MODELS:  # for these, the memory is checked before the model is built
-            weights = weights_of(agreed.model, agreed.input_shape, agreed.classes)
+            weights = weights_of(agreed.model, agreed.input_shape, task.outputs)
             check_model_fits(f"the model {agreed.model}", sum(value.numel() for value in weights.values()))
-    network = Network(build_model(agreed.model, agreed.input_shape, agreed.classes))
-    problem = Problem(network, agreed.input_shape, agreed.classes, agreed.num_clients, agreed.tokens)
+    network = Network(build_model(agreed.model, agreed.input_shape, task.outputs))
+    problem = Problem(network, agreed.input_shape, agreed.classes, agreed.num_clients, agreed.tokens, task)
     with _as_too_large():
         check_fits(_plan(agreed, problem), agreed.method)
     return build_method(agreed.method, problem, agreed.settings)

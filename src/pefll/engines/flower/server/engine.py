@@ -33,7 +33,7 @@ from pefll.engines.flower.server.reply import (
     Reply,
     ReplyForms,
     check_count,
-    check_score,
+    check_sums,
     count_place,
     norm_outliers,
     read_reply,
@@ -44,7 +44,7 @@ from pefll.engines.flower.server.terms import Dropped, OutOfTime, Report, Terms
 from pefll.engines.round_plan import CONSTANT, UNIFORM, Rates, RoundPlan
 from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
-from pefll.methods.contract import Each, Method, Score
+from pefll.methods.contract import Each, Method
 
 CLIENTS_AT_ONCE = 256  # clients per evaluation cohort; limits the memory for large federations
 
@@ -269,7 +269,8 @@ class FlowerEngine(SynchronousEngine):
         for client, reason in norm_outliers(replies, self.terms.norm_limit).items():
             faults[client] = reason
             del replies[client]
-        return self._with_limited_counts({client: reply.tensors for client, reply in replies.items()}, form), faults
+        tensors_of = {client: reply.tensors for client, reply in replies.items()}
+        return (tensors_of if ask.scores else self._with_limited_counts(tensors_of, form)), faults
 
     def _with_limited_counts(self, replies: dict[int, list[Tensor]], form: Tree) -> dict[int, list[Tensor]]:
         """Return the replies with each sample count limited by `weight_limit`."""
@@ -292,7 +293,7 @@ class FlowerEngine(SynchronousEngine):
 
         Args:
             clients: the clients' numbers [clients].
-            sums: float64 [clients, 4], see `LimitsWeights`.
+            sums: float64 [clients, width], see `LimitsWeights`.
             chooses: whether these sums choose the best round; `choice_limit` then replaces `weight_limit`.
         """
         declared = dict(zip(clients.tolist(), sums[:, 0].tolist(), strict=True))
@@ -307,8 +308,9 @@ class FlowerEngine(SynchronousEngine):
         reply = read_reply(content, ask.header(client) | {"name": self.federation.name_of(client)}, form)
         if isinstance(reply, Missing):
             return reply
-        if isinstance(form, Score):
-            check_score(reply, self.roster.declared(client, ask.static.get("split")))
+        if ask.scores:
+            declared = self.roster.declared(client, ask.static.get("split"))
+            check_sums(reply, form, self.method.problem.task, declared)
         elif (place := count_place(form)) is not None:
             check_count(reply, place, self.roster.declared(client, TRAIN))
         return reply

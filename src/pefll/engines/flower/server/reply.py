@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from pefll.engines.flower.protocol.message import (
     tensors_of,
 )
 from pefll.methods.contract import ClientState, Each, Everyone, Score
+from pefll.tasks import Task
 
 _MOST_SAMPLES = 1 << 40  # limit for the number of samples in a split
 _FEWEST_FOR_A_MEDIAN = 3
@@ -75,7 +76,8 @@ class ReplyForms:
         kind = np.int64 if agreed.tokens else np.uint8 if agreed.normalise else np.float32
         zeros = np.zeros(2, dtype=np.int64)
         x = np.zeros((2, *agreed.input_shape), dtype=kind)
-        samples = Samples(x=x, y=zeros, classes=agreed.classes, normalise=agreed.normalise, tokens=agreed.tokens)
+        y = agreed.blank_labels(2)
+        samples = Samples(x=x, y=y, classes=agreed.classes, normalise=agreed.normalise, tokens=agreed.tokens)
         made_up = assemble(samples, zeros, zeros.astype(np.int8), 1, "made up")
         return Client(
             federation=made_up,
@@ -143,16 +145,44 @@ def read_reply(content: Any, says: dict[str, Any], form: Tree) -> Reply | Missin
     return reply
 
 
+def check_sums(reply: Reply, form: Any, task: Task, declared: int | None) -> None:
+    """Raise BadMessage for sums of a task that are impossible; see `check_score`.
+
+    Args:
+        reply: the client's reply.
+        form: sums of the right types and shapes, a NamedTuple.
+        task: the task; `Task.bounds` says what one sample can add to a sum.
+        declared: how many samples the client says it has; None if it does not say.
+    """
+    if form._fields[:4] == Score._fields:
+        check_score(reply, declared)
+    samples = float(reply.tensors[0])
+    if samples < 0 or not samples.is_integer():
+        raise BadMessage(f"sent sums over {samples:g} samples, which is not a count")
+    if declared is not None and samples > declared:
+        raise BadMessage(f"sent sums over {samples:g} samples, but said that it has {declared:,}")
+    bounds = task.bounds()
+    for name, found in zip(form._fields, reply.tensors, strict=True):
+        least, most = bounds.get(name, (-inf, inf))
+        slack = 1e-3 * samples  # sums are rounded
+        if (
+            found.numel()
+            and samples
+            and not (float(found.min()) >= least * samples - slack and float(found.max()) <= most * samples + slack)
+        ):
+            raise BadMessage(f"sent a sum {name} that {samples:g} samples cannot have")
+
+
 def check_score(reply: Reply, declared: int | None) -> None:
     """Raise BadMessage for a score that is impossible, such as more correct samples than samples.
 
     The loss is not checked. It may be any finite number, and the choice of the best round does not use it.
 
     Args:
-        reply: has the four tensors of a `Score`, each of shape [].
+        reply: begins with the four tensors of a `Score`, each of shape [].
         declared: how many samples the client says it has; None if it does not say.
     """
-    score = Score(*reply.tensors)
+    score = Score(*reply.tensors[:4])
     samples, correct, masked = (float(part) for part in (score.samples, score.correct, score.masked))
     for name, value in (("samples", samples), ("correct", correct), ("correct among its own classes", masked)):
         if value < 0 or not value.is_integer():
@@ -168,7 +198,7 @@ def count_place(form: Tree) -> int | None:
 
     This tensor is the field `samples` of the reply's NamedTuple, as in FedAvg's `Update`.
     """
-    if isinstance(form, Score) or "samples" not in getattr(form, "_fields", ()):
+    if "samples" not in getattr(form, "_fields", ()):
         return None
     before = [leaf for part in form[: form._fields.index("samples")] for leaf in leaves(part, but=ClientState)]
     return len(before) if isinstance(form.samples, Tensor) and form.samples.numel() == 1 else None

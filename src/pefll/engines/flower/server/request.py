@@ -103,9 +103,14 @@ class Request:
         return KeptReference(self.round if self.trains else -1, self.exchange)
 
     @property
+    def scores(self) -> bool:
+        """Whether the reply has the sums of the learned task: see `Method.predict`."""
+        return self.task == "predict"
+
+    @property
     def kind(self) -> str:
         """The Flower message type."""
-        category = "train" if self.trains else "evaluate" if self.task == "predict" else "query"
+        category = "train" if self.trains else "evaluate" if self.scores else "query"
         return f"{category}.{self.task}"
 
     @property

@@ -137,7 +137,7 @@ class Roster:
         nothing = torch.empty(0, dtype=torch.int64)
         return Federation(
             x=torch.empty((0, *agreed.input_shape), dtype=torch.uint8 if agreed.normalise else torch.float32),
-            y=nothing,
+            y=torch.from_numpy(agreed.blank_labels(0)),
             rows=nothing,
             offset=torch.zeros_like(self._counts),
             count=self._counts,

@@ -1,0 +1,53 @@
+"""A check of a task before training: its loss for one batch, and the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pefll.core.arguments import shown
+from pefll.core.errors import PefllError, first_line
+from pefll.core.plugins import fault
+from pefll.data.federation import Federation
+from pefll.tasks.classification import is_cross_entropy
+from pefll.tasks.contract import Task
+
+
+def check_loss(task: Task, federation: Federation) -> None:
+    """Raise PefllError if a task's loss of some samples is not one number per sample, with a gradient."""
+    if is_cross_entropy(task) or not len(federation.rows):
+        return
+    name = type(task).__name__
+    y = federation.y[federation.rows[:2].to(federation.y.device)].cpu()
+    output = torch.linspace(-1, 1, len(y) * task.outputs).reshape(len(y), task.outputs).requires_grad_()
+    try:
+        with torch.enable_grad():
+            loss: Any = task.loss(output, y)
+            is_vector = isinstance(loss, Tensor) and loss.shape == (len(y),)
+            gradient = torch.autograd.grad(loss.sum(), output)[0] if is_vector else None
+        encoded = task.encode(y)
+    except Exception as error:  # a user's code may raise anything
+        raise PefllError(
+            f"the loss of the task {name} failed for a batch: {fault(error) or first_line(error)}", code="PEFLL-S522"
+        ) from error
+    if gradient is None:
+        found = list(loss.shape) if isinstance(loss, Tensor) else shown(loss)
+        raise PefllError(
+            f"the loss of the task {name} returned {found} for {len(y)} samples; it must return one number per sample, "
+            "[b]; do not average over samples",
+            code="PEFLL-S523",
+        )
+    if not torch.isfinite(loss).all() or not torch.isfinite(gradient).all():
+        raise PefllError(
+            f"the loss of the task {name} has a NaN or infinite value or gradient for ordinary outputs; correct it",
+            code="PEFLL-S524",
+        )
+    if not isinstance(encoded, Tensor) or encoded.shape != (len(y), task.encoded):
+        found = list(encoded.shape) if isinstance(encoded, Tensor) else shown(encoded)
+        raise PefllError(
+            f"encode of the task {name} returned {found} for {len(y)} samples; it must return [b, {task.encoded}], as "
+            "its attribute `encoded` says",
+            code="PEFLL-S525",
+        )

@@ -1,0 +1,160 @@
+"""Tasks by name: as text in settings and files, and the task that fits labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pefll.core.arguments import shown
+from pefll.core.errors import PefllError, unknown
+from pefll.core.plugins import allow, import_name
+from pefll.data.federation import Federation
+from pefll.tasks.classification import Classification
+from pefll.tasks.contract import Task
+from pefll.tasks.multilabel import MultiLabel
+from pefll.tasks.regression import Regression
+from pefll.tasks.settings import place_of, settings_in, text_of
+
+TASKS: dict[str, Any] = {"classification": Classification, "regression": Regression, "multilabel": MultiLabel}
+# Settings that only training and evaluation need; a personal model works without them, and without the user's code.
+_TRAINING = (
+    *("label_smoothing", "class_weights", "focal", "loss_name", "delta", "positive_weights", "standardise"),
+    *("own_loss", "extra"),
+)
+# Settings that `bind` takes from the data.
+_TAKEN = ("classes", "members", "mean", "deviation")
+_NEEDED = ("labels", "outputs", "encoded", "errors", "bind", "check", "encode", "loss", "measure", "metrics", "predict")
+
+
+def checked_task(task: Any) -> Task | None:
+    """Return a task that a user gave as a value, a class or a text; None for none. PefllError for anything else."""
+    if task is None or (isinstance(task, str) and not task.strip()):
+        return None
+    if isinstance(task, str):
+        return task_of(task)
+    if isinstance(task, type):
+        task = task()
+    if lacks := [name for name in (*_NEEDED, "bounds") if not hasattr(type(task), name) and not hasattr(task, name)]:
+        raise PefllError(
+            f"the task is {shown(task)}, which has no {lacks[0]}; extend pefll.BaseTask, or take pefll.Classification, "
+            "pefll.Regression or pefll.MultiLabel",
+            code="PEFLL-S518",
+        )
+    return task  # type: ignore[no-any-return]
+
+
+def task_of(text: str, *, for_predictions: bool = False) -> Task:
+    """Return the task in a text such as `"regression loss_name=huber"` or `"my.module:Task"`.
+
+    Args:
+        text: a key of `TASKS` or a user's own class or value, then settings NAME=VALUE.
+        for_predictions: whether the task only makes predictions. Then the settings of training are left out, so that a
+            file cannot name code in them.
+    """
+    name, *words = text.split()
+    if ":" in name:
+        kind = import_name(name, "task")
+        task = kind(**settings_in(words, kind)) if isinstance(kind, type) else kind
+        found = checked_task(task)
+        assert found is not None
+        return found
+    if name not in TASKS:
+        raise unknown("task", name, [*TASKS, "your.module:Class"])
+    return TASKS[name](**settings_in(words, TASKS[name], _TRAINING if for_predictions else ()))  # type: ignore[no-any-return]
+
+
+def code_in(text: str) -> list[str]:
+    """Return the names of a user's own code in the text of a task, for `plugins.allow`."""
+    values = (part for word in text.split() for part in word.rpartition("=")[2].split(","))
+    return [value for value in values if ":" in value]
+
+
+def allow_task(task: Any) -> None:
+    """Allow the import of the code that a user names in the text of a task."""
+    if isinstance(task, str):
+        allow(*code_in(task))
+
+
+def name_of(task: Task | None) -> str:
+    """Return a task as text for the settings of a run; "" for none, and for plain classification.
+
+    Code that cannot be imported by name, such as a lambda, has a text that nobody can read back.
+    """
+    if task is None:
+        return ""
+    names = {kind: name for name, kind in TASKS.items()}
+    kind = type(task)
+    if kind is Classification and task == Classification(task.outputs):
+        return ""
+    if kind in names:
+        return text_of(task, names[kind])
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    return text_of(task, place_of(kind) or place)
+
+
+def asked_text(task: Task | None, data: Federation) -> str:
+    """Return the text of a task for a run's settings: without what it takes from the data.
+
+    A task that labels would give anyway is written too, but not plain classification.
+    """
+    found = task or inferred(data)
+    if isinstance(found, Classification) and found.classes == data.classes:
+        found = replace(found, classes=0)
+    if isinstance(found, MultiLabel) and found.positive_weights == () and found.members:
+        found = replace(found, members=0)
+    return name_of(found)
+
+
+def task_text(text: str) -> str:
+    """Return the text of a task as a run's settings have it."""
+    return name_of(checked_task(text))
+
+
+def inferred(data: Federation) -> Task:
+    """Return the task that fits the labels: classification, regression or multi-label."""
+    kinds: dict[str, Any] = {kind.labels: kind for kind in TASKS.values()}
+    return kinds[data.labels]()  # type: ignore[no-any-return]
+
+
+def resolve_task(task: Any, data: Federation) -> tuple[Task, Federation, str]:
+    """Return the task that a user asked for, or that fits the labels, with the data as it needs it, and its text."""
+    found = checked_task(task) or inferred(data)
+    data = with_labels_of(found, data)
+    return found, data, asked_text(found, data)
+
+
+def with_labels_of(task: Task, data: Federation) -> Federation:
+    """Return a federation with the labels of a task: whole numbers become numbers if the task needs these."""
+    if task.labels != "numbers" or data.labels == "numbers" or (data.labels == "classes" and data.class_names):
+        return data
+    return replace(data, y=data.y.to(torch.float32), classes=0)
+
+
+def named_again(given: Any, text: str) -> Task:
+    """Return the task in a file's text, whose code a user has named, or else the task that the user gives instead.
+
+    What the task in the file has taken from its data is taken over.
+    """
+    if isinstance(given, str) and text.split()[:1] == [given.strip()]:
+        return task_of(text)
+    task = checked_task(given)
+    assert task is not None
+    fields: set[str] = {each.name for each in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else set()
+    words = [word for word in text.split()[1:] if word.partition("=")[0] in fields.intersection(_TAKEN)]
+    settings: dict[str, Any] = settings_in(words, type(task)) if dataclasses.is_dataclass(task) else {}
+    unset = {name: value for name, value in settings.items() if not getattr(task, name)}
+    return replace(task, **unset) if unset else task  # type: ignore[type-var]
+
+
+def labels_for(text: str) -> str:
+    """Return what labels must be for the task in a text; "auto" without a task."""
+    if not text:
+        return "auto"
+    name = text.split()[0]
+    if ":" not in name and name not in TASKS:
+        raise unknown("task", name, [*TASKS, "your.module:Class"])
+    kind = import_name(name, "task") if ":" in name else TASKS[name]
+    return str(getattr(kind, "labels", "auto"))

@@ -1,0 +1,141 @@
+"""Checks of a task's settings, and a task as text: `"regression loss_name=huber"`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Collection, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pefll.core.arguments import number, plain, shown
+from pefll.core.errors import PefllError, unknown
+from pefll.core.plugins import import_name
+from pefll.tasks.metrics import Metric
+
+_IN_PYTHON = "<in-Python>"  # stands in a text for a function that cannot be named
+
+
+def constants(values: Sequence[float], like: Tensor) -> Tensor:
+    """Return numbers as a tensor [n] with the type and device of `like`; a CUDA graph can record it."""
+    # Each is filled on the device, because a graph cannot record a copy from the host.
+    parts = [torch.full((1,), value, dtype=like.dtype, device=like.device) for value in values]
+    return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+
+def numbers(values: Any, name: str) -> tuple[float, ...]:
+    """Return a list or an array of finite numbers as a tuple."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise PefllError(f"{name} is {shown(values)}; it must be a list of numbers", code="PEFLL-S510")
+    return tuple(number(each, name) for each in values)
+
+
+def check_at_least(value: Any, name: str, least: float, most: float = math.inf, *, inclusive: bool = True) -> None:
+    """Raise PefllError unless a setting is a number from `least` to below `most`."""
+    found = number(value, name)
+    if not (least <= found if inclusive else least < found) or not found < most:
+        below = f" and below {most:g}" if most < math.inf else ""
+        raise PefllError(
+            f"{name} is {found:g}; it must be {'at least' if inclusive else 'above'} {least:g}{below}", "PEFLL-S511"
+        )
+
+
+def check_function(value: Any, name: str) -> None:
+    """Raise PefllError unless a setting is a function or None."""
+    if value is not None and not callable(value):
+        raise PefllError(f"{name} is {shown(value)}; it must be a function (output, y) -> [b]", code="PEFLL-S512")
+
+
+def chosen_metrics(values: Any, known: Collection[str]) -> tuple[Any, ...]:
+    """Return metrics, given as names among `known` or as `Metric`, as a tuple."""
+    if isinstance(values, str | Metric):
+        values = (values,)
+    if not isinstance(values, Sequence):
+        raise PefllError(f"extra is {shown(values)}; it must be a list of metrics", code="PEFLL-S513")
+    for each in values:
+        if isinstance(each, str) and each not in known:
+            raise unknown("metric", each, [*known, "a pefll.Metric"])
+        if not isinstance(each, str | Metric):
+            raise PefllError(f"extra has {shown(each)}; each must be a name or a pefll.Metric", code="PEFLL-S501")
+    return tuple(values)
+
+
+def text_of(task: Any, name: str, without: Collection[str] = ()) -> str:
+    """Return a task as text: its name and the settings that differ from their defaults, without some of them."""
+    words = [name]
+    for each in dataclasses.fields(task) if dataclasses.is_dataclass(task) else ():
+        value = getattr(task, each.name)
+        if each.name not in without and each.init and value != each.default:
+            words.append(f"{each.name}={_text(value)}")
+    return " ".join(words)
+
+
+def _text(value: Any) -> str:
+    value = plain(value)
+    if isinstance(value, list | tuple):
+        return ",".join(map(_text, value))
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | None):
+        return repr(value)
+    return place_of(value) or _IN_PYTHON
+
+
+def place_of(value: Any) -> str:
+    """Return where a function, class or module-level object is, `"package.module:name"`; "" if it has no such place."""
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    if isinstance(value, Metric):  # an object knows no module, so look for a function of its own that does
+        module = getattr(value.values, "__module__", "")
+        held = vars(sys.modules[module]) if module in sys.modules else {}
+        name = next((key for key, one in held.items() if one is value), "")
+    if not module or not name or module == "__main__" or "<" in name:
+        return ""
+    found = reduce(lambda at, part: getattr(at, part, None), name.split("."), sys.modules.get(module))
+    return f"{module}:{name}" if found is value and "." not in name else ""
+
+
+def settings_in(words: Sequence[str], kind: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings in the words of a text, with the types of the dataclass `kind`'s fields."""
+    if words and not dataclasses.is_dataclass(kind):
+        raise PefllError(f"{kind.__name__} is no dataclass, so it has no setting {words[0]!r}", code="PEFLL-S514")
+    fields = {each.name: each for each in dataclasses.fields(kind) if each.init} if words else {}
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not value:
+            raise PefllError(f"a setting of a task is NAME=VALUE, not {word!r}", code="PEFLL-S515")
+        if name not in fields:
+            raise unknown(f"setting of the task {kind.__name__}", name, fields)
+        if name not in without:
+            found[name] = _read(value, fields[name], name)
+    return found
+
+
+def _read(value: str, field: Any, name: str) -> Any:
+    if _IN_PYTHON in value:
+        raise PefllError(
+            f"the task's {name} was given in Python and has no name; load it in Python with task=...", code="PEFLL-S516"
+        )
+    default = field.default
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[value.lower()]
+        if isinstance(default, int | float):
+            return type(default)(value)
+        if isinstance(default, tuple):
+            return tuple(_member(each) for each in value.split(","))
+    except (ValueError, KeyError):
+        raise PefllError(f"the task's {name} cannot be {value!r}", code="PEFLL-S517") from None
+    return import_name(value, "task") if ":" in value else value
+
+
+def _member(word: str) -> Any:
+    try:
+        return float(word)
+    except ValueError:
+        return import_name(word, "task") if ":" in word else word

@@ -1,0 +1,55 @@
+"""The examples of docs/tasks.md, on both engines."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import pefll
+from pefll.core.tree import leaves
+from tests.federations import ragged
+from tests.tasks.labels import SIZES, with_numbers, with_sets
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+EXAMPLES = {
+    "loss_name": lambda: with_numbers(1, clients=4, seen=3),
+    "MultiLabel": lambda: with_sets(3, clients=4, seen=3),
+    "def focal": lambda: ragged(clients=4, seen=3, sizes=SIZES),
+    "within_ten": lambda: with_numbers(1, clients=4, seen=3),
+    "Quantile": lambda: with_numbers(1, clients=4, seen=3),
+}
+QUICK = {"rounds": 2, "eval_every": 1, "clients_per_round": 2, "local_steps": 3, "processes": 1}
+
+
+@pytest.mark.parametrize("word", EXAMPLES)
+def test_an_example_runs_and_both_engines_agree(word, monkeypatch):
+    """In float64, so that equal weights after training show equal gradients."""
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if word in code]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    federation, runs = EXAMPLES[word](), []
+    fit = pefll.fit
+    module = ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)
+    x_new = federation.x[:5].numpy()
+    y_new = federation.y[:5].numpy()
+    for engine in ("serial", "vector"):
+
+        def quick(*given, engine=engine, **more):
+            runs.append(fit(*given, **more, **QUICK, engine=engine, precision="float64"))
+            return runs[-1]
+
+        monkeypatch.setattr(pefll, "fit", quick)
+        vars(module).update(federation=federation, x_new=x_new, y_new=y_new)
+        exec(code, vars(module))
+    serial, vector = runs
+    assert len(serial.history) == 2
+    for mine, other in zip(leaves(serial.final), leaves(vector.final), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+    figures = [[value for group in run.evaluate().rows().values() for value in group.values()] for run in runs]
+    np.testing.assert_allclose(*[np.array(row, dtype=float) for row in figures], rtol=1e-6)
