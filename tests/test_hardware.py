@@ -77,8 +77,8 @@ def test_no_more_processes_than_clients_and_none_where_nothing_can_fork(no_gpu, 
 
     class Counted(SerialEngine):
         def __init__(self, *arguments) -> None:
-            started.append(arguments[-1])
-            super().__init__(*arguments[:-1])
+            started.append(arguments[5])
+            super().__init__(*arguments[:5])
 
     monkeypatch.setattr(hardware, "SerialEngine", Counted)
     make(engine="serial", processes=8)

@@ -225,7 +225,7 @@ def test_the_list_of_models_keeps_earlier_clients(trained, tmp_path):
 def test_the_manifest_says_what_failed_and_what_is_left(trained, tmp_path, monkeypatch):
     run, folder, users = load(trained), tmp_path / "models", ["amy", "bob", "eve"]
     frame = table(users)
-    frame.loc[frame.index[frame.user_id == "bob"][0], "f2"] = np.nan
+    frame.loc[frame.index[frame.user_id == "bob"][0], "f2"] = np.inf
     owned = run._owned(frame, None, None)
     personalize = type(run).personalize
 

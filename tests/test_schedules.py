@@ -182,3 +182,16 @@ def test_a_function_has_a_name_in_the_config_and_numpys_numbers_are_numbers():
     array = pefll.fit(ragged(), "fedavg", rounds=2, lr_schedule=lambda t: np.float64(0.1), **QUICK)
     assert torch.equal(flat(run.final), flat(named.final))
     assert torch.equal(flat(run.final), flat(array.final))
+
+
+@pytest.mark.parametrize("make", [SerialEngine, VectorEngine])
+def test_a_factor_of_zero_stops_scaffolds_clients(make):
+    plan = RoundPlan(client_schedule=lambda t: 0.0)
+    federation = ragged(clients=5)
+    method = build_method("scaffold", problem_of(federation), SETTINGS["scaffold"])
+    engine = make(federation, method, 1, 3, dtype=torch.float64, plan=plan)
+    before = engine.start()
+    after = engine.advance(before, 0, 1)
+    engine.close()
+    assert torch.equal(after.theta, before.theta)
+    assert not after.variates.any()

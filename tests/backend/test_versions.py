@@ -222,7 +222,7 @@ CASES = {
     "alone.gradient": on_problem(lambda version, p, theta, batch: version(p.loss, theta, batch), False, False),
     "optim.gradient_of_problem": on_problem(lambda version, p, theta, b: version(p.loss, theta, b), True, False),
     "alone.pull_back": pulling,
-    "alone.network_vjp": on_problem(vjp, False, False),
+    "vectors.network_vjp_alone": on_problem(vjp, False, False),
     "alone.cross_entropy": on_problem(lambda version, p, theta, b: version(p.model(theta, b.x), b.y), False, False),
     "blocks.cross_entropy": on_problem(
         lambda version, p, theta, b: version(Classification(p.classes), p.model(theta, b.x), b), True, False

@@ -63,7 +63,7 @@ def test_one_training_makes_both_results(results, monkeypatch):
     # It is what `pefll evaluate` says about the run.
     folder = next((results.parent / "runs").glob("digits-10-pefll*")) / "seed-0"
     again = run.load(folder).with_settings(refine_steps=10, refine_lr=0.01)
-    again = run.evaluation_of_clients(again.evaluate_clients("test"))
+    again = again.evaluate("test")
     assert again.unseen._asdict() == refined["accuracy"]["best"]["unseen"]
     counts = refined["client_counts"]["unseen"]
     assert sum(counts["correct"]) / sum(counts["samples"]) == refined["accuracy"]["best"]["unseen"]["per_sample"]

@@ -171,7 +171,8 @@ def show(folder: Path) -> tuple[Any, list[str]]:
     """Read everything that `pefll show` and `pefll results add` show, without pictures."""
     run = read_run(RunFolder(folder))
     described = os.path.lexists(run.folder.descriptors_file)
-    rest = [array.tobytes() for array in vars(read_descriptors(run.folder)).values()] if described else []
+    found = vars(read_descriptors(run.folder)).values() if described else ()
+    rest = [np.asarray(value).tobytes() for value in found]
     notes = [*filter(None, [run.folder.note_of_age()]), *([] if run.finished else ["it is not finished"])]
     return (json.dumps([run.config, run.summary], sort_keys=True), rest, run.history), notes
 

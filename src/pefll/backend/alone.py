@@ -50,26 +50,6 @@ def pull_back(function: Callable[[Tensor], Tensor], at: Tensor, cotangent: Tenso
         return _derivative(function(leaf), leaf, cotangent)
 
 
-def _vjp_is_alone(network: Any, function: Any, parameters: Tensor, *inputs: Tensor) -> bool:
-    return parameters.device.type == "cpu" and all(map(is_constant, (parameters, *inputs)))
-
-
-@fast(derivatives.network_vjp, when=_vjp_is_alone)
-def network_vjp(network: Any, function: Callable[..., Tensor], parameters: Tensor, *inputs: Tensor) -> tuple[Any, Any]:
-    """Return the value and the vector-Jacobian product, without the import of `torch.func`, which takes a second."""
-    del network
-    leaves = [value.detach().requires_grad_() for value in (parameters, *inputs)]
-    with torch.enable_grad():
-        value = function(*leaves)
-
-    def pull(cotangent: Tensor) -> tuple[Tensor, ...]:
-        if not value.requires_grad:
-            return tuple(map(torch.zeros_like, (parameters, *inputs)))
-        return torch.autograd.grad(value, leaves, cotangent, retain_graph=True, materialize_grads=True)
-
-    return value.detach(), pull
-
-
 @fast(classification.cross_entropy, when=lambda scores, y: alone())
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy of each sample, [b], with half the work of the reference."""

@@ -59,7 +59,7 @@ def samples_from_arrays(
     images = inputs(x, name, tokens=tokens)
     kind = kind_of_labels(y, name, labels)
     if kind != "classes":
-        found, class_names = other_labels(y, kind, name), tuple(label_names)
+        found, class_names = other_labels(y, kind, name, whole=True), tuple(label_names)
         if classes:
             raise PefllError(
                 f"{name}: labels are {kind}, so there is no number of classes; leave out classes={classes}",
@@ -159,8 +159,11 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
     return "numbers"
 
 
-def other_labels(y: Any, kind: str, name: str = "arrays") -> Array:
-    """Return labels that are numbers, float32 [N] or [N, k], or sets, int64 [N, k]; `check_samples` checks values."""
+def other_labels(y: Any, kind: str, name: str = "arrays", whole: bool = False) -> Array:
+    """Return labels that are numbers, float32 [N] or [N, k], or sets, int64 [N, k]; `check_samples` checks values.
+
+    `whole` says whether these are the labels of all clients, whose differences must not be lost by rounding.
+    """
     array = as_array(y, "label", name)
     if array.dtype.kind not in ("fui" if kind == "numbers" else "buif") or array.ndim not in (1, 2):
         raise PefllError(
@@ -170,13 +173,29 @@ def other_labels(y: Any, kind: str, name: str = "arrays") -> Array:
         )
     if kind == "numbers":
         with np.errstate(over="ignore"):
-            return (array[:, 0] if array.shape[1:] == (1,) else array).astype(np.float32, copy=False)
+            array = array[:, 0] if array.shape[1:] == (1,) else array
+            return _float32(array, name) if whole else array.astype(np.float32, copy=False)
     if not ((array == 0) | (array == 1)).all():
         raise PefllError(
             f"{name}: labels are sets, so they must be 0 or 1, but there are others; for numbers add {for_numbers()}",
             code="PEFLL-D505",
         )
     return array.reshape(len(array), -1).astype(np.int64)
+
+
+def _float32(labels: Array, name: str) -> Array:
+    """Return labels that are numbers as float32; PefllError if their differences are too small for that."""
+    rounded, exact = labels.astype(np.float32, copy=False), labels.astype(np.float64, copy=False)
+    if labels.dtype == np.float32 or not np.isfinite(exact).all() or not np.isfinite(rounded).all():
+        return rounded  # `check_samples` reports values that are not finite
+    lost, spread = np.abs(exact - rounded).max(initial=0.0), exact.std(axis=0).max(initial=0.0)
+    if lost > 1e-3 * spread > 0:
+        raise PefllError(
+            f"{name}: labels near {exact.flat[0]:.7g} differ by about {spread:.3g} only, which float32 rounds away; "
+            "subtract a constant from them, such as their mean",
+            code="PEFLL-D588",
+        )
+    return rounded
 
 
 def blank_labels(kind: str, samples: int, columns: int | None = None) -> Array:

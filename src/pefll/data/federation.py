@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -424,6 +425,8 @@ class Federation:
         if "sha256" not in self._cache:
             digest = hashlib.sha256()
             digest.update(repr((self.num_seen, self.classes, self.normalise, self.tokens)).encode())
+            if self.table is not None:
+                digest.update(json.dumps(self.table.to_json(), sort_keys=True).encode())
             for tensor in (self.x, self.y, self.rows, self.offset, self.count):
                 digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
                 step = max(1, _HASHED // max(1, tensor[:1].nbytes))

@@ -103,4 +103,8 @@ class Scaffold(BaseMethod):
         batches = client.batches("train", self.batch_size or None, self.local_steps)
         y = sgd_along(direction, theta, batches, sgd)
         change = (theta - y) / (self.local_steps * lr) - variate
+        if isinstance(lr, Tensor):
+            change = torch.where(lr > 0, change, 0.0)
+        elif lr == 0:  # a schedule may stop the clients
+            change = torch.zeros_like(change)
         return Update(y, change, ClientState(variate_i + change))

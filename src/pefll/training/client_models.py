@@ -173,7 +173,7 @@ def predictions_of(
         predicted=np.concatenate(predicted),
         probabilities=np.concatenate(chances) if classifies else None,
         names=tuple(map(federation.name_of, range(federation.num_clients))),
-        class_names=federation.class_names,
+        class_names=federation.class_names if federation.labels == "classes" else (),
     )
 
 

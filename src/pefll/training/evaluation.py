@@ -310,10 +310,25 @@ def _checked(values: Floats, engine: Engine, clients: Ids) -> Floats:
     """Return values [clients, ...]; PefllError if a row is not finite, as after a message with NaN."""
     fine = np.isfinite(values).all(axis=1)
     if not fine.all():
+        _check_metrics(values[int(fine.argmin())], engine, int(clients[int(fine.argmin())]))
         # If every row is bad, the reason is not the data of one client.
         who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
         raise not_finite("evaluation", who, None)
     return values
+
+
+def _check_metrics(row: Floats, engine: Engine, client: int) -> None:
+    """Raise PefllError if only later sums of a client are not finite: its outputs are fine, but a metric is not."""
+    layout = layout_of(engine.method.problem.task, engine.federation.y, engine.federation.classes)
+    if len(row) != layout.width or not np.isfinite(row[:2]).all():
+        return
+    sums = layout.sums(row)
+    bad = next(name for name, part in zip(sums._fields, sums, strict=True) if not np.isfinite(part).all())
+    raise PefllError(
+        f"the metric {bad!r} is NaN or infinite for a sample of client {engine.federation.name_of(client)}; let it "
+        "give a finite number for every sample, for example by a small constant in a denominator",
+        code="PEFLL-T582",
+    )
 
 
 def accuracy_of(sums: Floats) -> Accuracy | None:

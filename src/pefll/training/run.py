@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import warnings
 from contextlib import closing
@@ -237,6 +238,7 @@ class Run:
                 f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
                 code="PEFLL-T121",
             )
+        self._check_columns(data)
         task.check(data)
         if (
             self.method.trains_new_clients
@@ -245,6 +247,24 @@ class Run:
         ):
             data = dataclasses.replace(data, num_seen=0)  # no client here took part in training
         return data
+
+    def _check_columns(self, data: Federation) -> None:
+        """Raise PefllError if a federation's columns, or its classes, mean something else than those of the run."""
+        spec = self.model_spec
+        plan = json.loads(json.dumps(data.table.to_json())) if data.table is not None else None
+        if (plan is not None or spec.table is not None) and plan != json.loads(json.dumps(spec.table)):
+            raise PefllError(
+                f"the columns of {data.name} were encoded by another plan than those of the run: a plan depends on the "
+                "rows that it is made from; evaluate on the run's own federation, or make a personal model with "
+                "run.personalize(rows, labels) and take its metrics(rows, labels)",
+                code="PEFLL-T580",
+            )
+        if data.class_names and spec.class_names and data.class_names != spec.class_names:
+            raise PefllError(
+                f"the classes of {data.name} are {first_few(data.class_names)}, but those of the run are "
+                f"{first_few(spec.class_names)}; give data with the same classes in the same order",
+                code="PEFLL-T581",
+            )
 
     def model_of(self, client: int | str, federation: Federation | None = None) -> PersonalModel:
         """Return the personal model of a client of the federation, as `evaluate` scores it on a CPU.

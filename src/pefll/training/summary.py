@@ -193,7 +193,7 @@ def write_descriptors(
             histograms=federation.histograms(),
             seen=seen,
             run=np.array(folder.run_id()),
-            class_names=np.array(federation.class_names, dtype=str),
+            class_names=np.array(federation.class_names if federation.labels == "classes" else (), dtype=str),
         )
         write_whole(folder.descriptors_file, content.getvalue())
 
