@@ -211,7 +211,10 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A file made by `pefll personalize`.", metavar="MODEL")],
     data: Annotated[Path, typer.Option(help="Samples: .npz with x (and y), .csv, .parquet, or a folder class/*.png.")],
     target: Annotated[
-        Path | None, typer.Option("--out", help="Write a CSV with sample, class and probability.")
+        Path | None,
+        typer.Option(
+            "--out", help="Write the predictions as a CSV: for classes with probabilities, else numbers or sets."
+        ),
     ] = None,
     label: TrainedLabel = None,
     architecture: Annotated[

@@ -122,7 +122,7 @@ def train(
     early_stopping: Annotated[
         int | None,
         typer.Option(
-            help="End the run when its validation accuracy has not improved for this many evaluations.",
+            help="End the run when its validation metric has not improved for this many evaluations.",
             metavar="EVALUATIONS",
         ),
     ] = None,
