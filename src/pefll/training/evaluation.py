@@ -320,7 +320,8 @@ def _checked(values: Floats, engine: Engine, clients: Ids) -> Floats:
 def _check_metrics(row: Floats, engine: Engine, client: int) -> None:
     """Raise PefllError if only later sums of a client are not finite: its outputs are fine, but a metric is not."""
     layout = layout_of(engine.method.problem.task, engine.federation.y, engine.federation.classes)
-    if len(row) != layout.width or not np.isfinite(row[:2]).all():
+    own = 4 if layout.kind._fields[:4] == Score._fields else 2  # the sums before those of metrics
+    if len(row) != layout.width or not np.isfinite(row[:own]).all():
         return
     sums = layout.sums(row)
     bad = next(name for name, part in zip(sums._fields, sums, strict=True) if not np.isfinite(part).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -22,16 +23,20 @@ TERMS = Terms(quorum=0.2)  # with the default deadline of 120 s
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """Time that passes only while this thread sleeps. Threads that other tests have left behind do not count."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.thread, self.real_sleep = threading.current_thread(), time.sleep
 
     def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        if threading.current_thread() is self.thread:
+            self.now += seconds
+        else:
+            self.real_sleep(seconds)
 
 
 @pytest.fixture
