@@ -24,7 +24,7 @@ test-all: $(READY) $(KERNELS) $(FLOWER) ## Run all tests, also the slow ones
 test-gpu: $(READY) ## Run the tests of what differs on a GPU, where there is one: kernels, recorded rounds
 	@mkdir -p build
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 -p tests.outcome --outcome build/gpu_tests.json \
-	  tests/backend tests/engines/test_cuda.py
+	  tests/backend tests/engines/test_cuda.py tests/engines/test_cuda_tasks.py
 
 test-faults: $(READY) $(FLOWER) ## Try everything that can go wrong with real clients, as processes: half an hour
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.engines.flower.matrix $(ARGS)
