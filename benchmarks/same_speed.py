@@ -6,15 +6,18 @@ seconds of this tree are divided by those of the earlier commit. The table has m
 faster.
 
     python -m benchmarks.same_speed bd7a61a --quick --out results/same_speed.json
+    python -m benchmarks.same_speed build/2ac15cd --group main --only vector      # on a GPU, without git: a folder
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +72,17 @@ def compare(contender: Contender, setting: Setting, earlier: Path, turns: int, t
     }
 
 
-def cases(quick: bool, only: str, cuda: bool) -> list[tuple[Contender, Setting]]:
+@contextmanager
+def earlier_tree(commit: str) -> Iterator[Path]:
+    """Return the folder of the earlier code: a checkout, which is removed at the end of the block, or a given folder."""
+    if Path(commit).is_dir():
+        yield Path(commit).resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder, tree_of(commit, Path(folder)) as tree:
+        yield tree
+
+
+def cases(quick: bool, only: str, cuda: bool, group: str = "") -> list[tuple[Contender, Setting]]:
     """Return our engines and their settings in the races of `make bench`."""
     everybody = contenders(2, cuda)
     return [
@@ -77,6 +90,7 @@ def cases(quick: bool, only: str, cuda: bool) -> list[tuple[Contender, Setting]]
         for race in plan(everybody, 2, cuda, quick)
         for contender in race.contenders
         if contender.module == "ours"
+        and group in ("", race.group)
         and only in f"{contender.name} {race.setting.model} {race.setting.cohort}"
         and (contender.device == "cuda") == cuda
     ]
@@ -85,23 +99,22 @@ def cases(quick: bool, only: str, cuda: bool) -> list[tuple[Contender, Setting]]
 def main() -> None:
     """Compare, print a table and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commit", help="the earlier commit")
+    parser.add_argument("commit", help="the earlier commit, or a folder with its code")
     parser.add_argument("--quick", action="store_true", help="the settings of `make bench ARGS=--quick`")
+    parser.add_argument("--group", default="", help="the settings of one group, such as main [all]")
     parser.add_argument("--only", default="", help="a part of 'engine model clients', such as 'serial-1 lenet 4'")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--turn-seconds", type=float, default=1.0)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     options = parser.parse_args()
-    chosen = cases(options.quick, options.only, torch.cuda.is_available())
-    with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as bar:
-        step = advance(bar, len(chosen))
-        with tree_of(options.commit, Path(folder)) as earlier:
-            rows = []
-            for contender, setting in chosen:
-                try:
-                    rows.append(step(compare(contender, setting, earlier, options.turns, options.turn_seconds)))
-                except Failed as error:  # the earlier commit may not know a model of today
-                    bar.console.print(f"left out: {contender.name} with {setting.model}: {error}")
+    chosen = cases(options.quick, options.only, torch.cuda.is_available(), options.group)
+    with earlier_tree(options.commit) as tree, Progress(console=Console(stderr=True)) as bar:
+        step, rows = advance(bar, len(chosen)), []
+        for contender, setting in chosen:
+            try:
+                rows.append(step(compare(contender, setting, tree, options.turns, options.turn_seconds)))
+            except Failed as error:  # the earlier commit may not know a model of today
+                bar.console.print(f"left out: {contender.name} with {setting.model}: {error}")
     table = Table("engine", "model", "clients per round", "by the clock", "processor", title="seconds, now / earlier")
     for row in rows:
         figures = (f"{row[kind]['median']:.3f}" for kind in ("by_clock", "of_processor"))
@@ -109,7 +122,8 @@ def main() -> None:
     Console().print(table)
     if options.out:
         command = "python -m benchmarks.same_speed " + " ".join(sys.argv[1:])
-        commits = [sha_of(options.commit), sha_of("HEAD")]
+        earlier = Path(options.commit).name if Path(options.commit).is_dir() else sha_of(options.commit)
+        commits = [earlier, os.environ.get("PEFLL_COMMIT") or sha_of("HEAD")]
         write_json(options.out, {"command": command, "commits": commits, "machine": machine(), "rows": rows})
 
 
