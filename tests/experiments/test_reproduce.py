@@ -267,6 +267,8 @@ def test_time_is_reckoned_from_the_most_similar_run_on_a_gpu():
     shared = measured()
     del shared["lockstep"]  # nobody knows with how many
     assert estimated(job(), *nothing, shared) == (1_250_000 / 23_000, "23000, a guess")
+    again = measured(evaluation={"refine_steps": 10})  # it trained nothing, so its two seconds are of the test alone
+    assert estimated(job(), again) == (1_250_000 / 23_000, "23000, a guess")
     assert estimated(job(cell=CELLS[2])).basis == "57000, a guess"
 
 

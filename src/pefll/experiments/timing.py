@@ -101,8 +101,8 @@ def read_trials(tuned: Path) -> list[Result]:
 
 def _speed(one: Result) -> Speed | None:
     """Return a run's speed; None if it ran on a CPU or its speed is unknown."""
-    # Without `lockstep`, it is unknown how many runs shared the device.
-    if str(one.get("device", "cpu")).startswith("cpu") or "lockstep" not in one:
+    # Without `lockstep`, it is unknown how many runs shared the device. Another evaluation of a run trains nothing.
+    if str(one.get("device", "cpu")).startswith("cpu") or "lockstep" not in one or "evaluation" in one:
         return None
     steps = _steps_of(one)
     seconds = gpu_seconds(one)
