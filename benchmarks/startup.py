@@ -159,7 +159,7 @@ def profile(network: str, precision: str, options: argparse.Namespace) -> None:
     import pstats
 
     with tempfile.TemporaryDirectory() as cache:
-        in_new_process(network, precision, cache, options)
+        print(in_new_process(network, precision, cache, options))
         os.environ |= {"TRITON_CACHE_DIR": f"{cache}/triton", "XDG_CACHE_HOME": f"{cache}/pefll"}
         with cProfile.Profile() as profiler:
             print(measure(network, precision, options))
