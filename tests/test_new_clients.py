@@ -222,7 +222,7 @@ FEWEST = {
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 # `a_gpu_can_record_it` and the kernels of other methods are the faster ones.
-@slow_beyond_the_paper("name", but={"pefll", "fedavg", "local"})
+@slow_beyond_the_paper("name", but={"pefll", "fedavg", "local"}, also={"pfedhn", "pefll-prior", "pefll-plus"})
 def test_the_kernels_take_the_methods(name, monkeypatch):
     """Where there is no GPU the kernels are interpreted: they give what torch's own operations give."""
     pytest.importorskip("triton", reason="Triton is not installed")

@@ -139,6 +139,7 @@ def test_a_run_that_was_asked_to_stop_saves_and_goes_on(tmp_path, monkeypatch, c
     same_in_the_end(folder, uninterrupted)
 
 
+@pytest.mark.slow  # SIGTERM is the faster one
 def test_a_run_whose_terminal_is_closed_saves_and_goes_on(tmp_path, monkeypatch, uninterrupted):
     folder, (ours, its) = tmp_path / "closed", pty.openpty()
     process = start(folder, processes=2, terminal=its)

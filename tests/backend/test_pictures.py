@@ -146,25 +146,38 @@ def test_lenet(precision, samples):
 
 
 # What random shapes seldom have: whole chunks, fetches of four, several tiles of filters, one warp for all positions.
+POOLED, PADDED = Geometry(4, 10, 10, 64, 6, 6, 1, 0, 2, True), Geometry(4, 9, 8, 40, 3, 3, 1, 1, 1, True)
+
+
 @pytest.mark.parametrize(
-    "s", [Geometry(4, 10, 10, 64, 6, 6, 1, 0, 2, True), Geometry(4, 9, 8, 40, 3, 3, 1, 1, 1, True)]
+    ("precision", "s"),
+    [
+        ("bf16", POOLED),
+        ("tf32", PADDED),
+        pytest.param("bf16", PADDED, marks=pytest.mark.slow),
+        pytest.param("tf32", POOLED, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_four_channels_and_many_filters(s, precision):
     assert pictures.fits(s, precision)
     check(s, precision, 2, 3)
 
 
 # With pooling and without, fetches of four and not, tiles of filters that are not full, and a channel for odd columns.
+SMALL, ONE_CHANNEL = LENET._replace(h=12, w=12), Geometry(1, 9, 8, 20, 3, 3, 1, 1, 1, True)
+LINEAR = Geometry(2, 7, 7, 6, 3, 2, 1, 0, 1, False)
+
+
 @pytest.mark.parametrize(
-    "s",
+    ("s", "g_last"),
     [
-        LENET._replace(h=12, w=12),
-        Geometry(1, 9, 8, 20, 3, 3, 1, 1, 1, True),
-        Geometry(2, 7, 7, 6, 3, 2, 1, 0, 1, False),
+        (SMALL, False),
+        (LINEAR, True),
+        # Each of these compiles kernels of its own, which takes half a minute.
+        *(pytest.param(s, True, marks=pytest.mark.slow) for s in (SMALL, ONE_CHANNEL)),
+        *(pytest.param(s, False, marks=pytest.mark.slow) for s in (ONE_CHANNEL, LINEAR)),
     ],
 )
-@pytest.mark.parametrize("g_last", [True, False])
 def test_bf16_outputs(s, g_last):
     """Outputs that are written as bfloat16 are the others rounded, and gradients of that type are used as they are."""
     x, w, bias = random(2, 3, s.ci, s.h, s.w), random(2, s.co, s.ci, s.kh, s.kw, seed=1), random(2, s.co, seed=2)

@@ -235,6 +235,7 @@ def test_nothing_is_overwritten_under_differentiation(in_place):
     assert torch.equal(velocity, given[1])
 
 
+@pytest.mark.parametrize("products", [pytest.param("float32", marks=pytest.mark.slow), "bf16"], indirect=True)
 def test_a_local_step_launches_nothing_but_our_kernels(products, in_place):  # noqa: F811
     problem, sgd = Problem(Network(ConvNet((1, 14, 14), 3, 3, (6,))), (1, 14, 14), 3, 4), SGD(0.1, 0.9, 0.01, 2.0)
     theta, x = 0.3 * random(2, problem.model.size), random(2, 2, 2, 1, 14, 14, seed=1)

@@ -71,7 +71,8 @@ def test_the_new_client_ends_with_a_model_that_works(tmp_path, monkeypatch):
     assert refused.value.code == "PEFLL-F122"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_watchdog.py and test_processes.py are the faster ones
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_ended_leaves_nobody_behind(number, tmp_path):
     """With real processes: a server, two clients, and all that Flower starts for them."""
     mine = {WORD: str(tmp_path)}

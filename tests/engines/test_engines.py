@@ -47,12 +47,15 @@ OF_THE_PAPER = {*BASELINES, "pefll", "pefll-prior", "pefll-plus"}
 LATER = ("fedprox", "scaffold", "ditto", "apfl", "fedper", "lg-fedavg", "fedbabu", "odpfl-hn")
 
 
-def slow_beyond_the_paper(argument: str, but: Collection[str] = ()):
-    """Parametrize a test with all methods but some. A faster test must cover those that are not of the paper."""
+def slow_beyond_the_paper(argument: str, but: Collection[str] = (), also: Collection[str] = ()):
+    """Parametrize a test with all methods but some. A faster test must cover those that are slow.
+
+    Slow are the methods that are not of the paper, and the methods of `also`.
+    """
     names = sorted(set(METHODS) - set(but))
-    slow = pytest.mark.slow
+    fast = OF_THE_PAPER - set(also)
     return pytest.mark.parametrize(
-        argument, [pytest.param(name, marks=() if name in OF_THE_PAPER else slow) for name in names]
+        argument, [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in names]
     )
 
 
