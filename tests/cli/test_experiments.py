@@ -224,6 +224,8 @@ def test_reproducing_what_is_missing_of_all_experiments(pefll, refused, tmp_path
     assert said.code == 0, said.err
     assert "wrote results/small.md" in said.out
     assert "wrote results/table1.md" in said.out
+    statements = (tmp_path / "results/statements.md").read_text()
+    assert "| PeFLL stays as accurate with 1,000 clients as with 100" in statements  # of Table 1, without results
     assert (tmp_path / "runs/paper/digits-10-fedavg-local_steps_2/seed-1/summary.json").is_file()
     shown = pefll("reproduce", "small", "--rounds", 2, "--tables-only").out
     assert "[2 of 3 seeds] (81.6 ± 0.7) |" in shown

@@ -18,6 +18,8 @@ from pefll.experiments.jobs import is_same_run
 from pefll.experiments.pages import markdown, overall, write_page
 from pefll.experiments.paper import EXPERIMENTS
 from pefll.experiments.reproduce import SeedBatch, joined, most_valuable_first, parse_only, read_status, run_missing
+from pefll.experiments.statements import TABLE1
+from pefll.experiments.statements import markdown as statements_of
 from pefll.experiments.table1 import Cell
 from pefll.experiments.timing import gpu_seconds
 from pefll.methods import METHODS, typed_settings
@@ -174,6 +176,29 @@ def result(seed: int, right: list[int], masked: list[int] | None = None) -> dict
 def evidence(first: list[dict], second: list[dict], **changes) -> Evidence:
     what = experiment(cells=(CELL,), **changes)
     return Evidence(what, {("one", CELL.name): first, ("plain", CELL.name): second}, (0, 1, 2), 2)
+
+
+def test_one_page_has_every_statement_with_its_verdict_and_figures():
+    first, second = [result(0, [9, 8]), result(1, [9, 9])], [result(0, [7, 6]), result(1, [8, 8])]
+    ours = Statement("|θ| is small", "tab:y", [Compared(Point("plain", CELL), Point("one", CELL))])
+    asked = evidence(first, second, statements=(*experiment().statements, ours))
+    text = statements_of([asked, evidence(first, second, question="Is it explained?")])
+    assert "| One is ahead | `tab:x` | holds | `pefll reproduce small` |" in text
+    assert r"| \|θ\| is small | `tab:y` | does not hold | `pefll reproduce small` |" in text
+    assert text.count("One is ahead") == 2  # in the table and above the figures; other questions are not the paper's
+    assert "| 1 | Digits, n=10: one (seen) − plain (seen) | +15.0 |" in text
+
+
+def test_table_1_compares_federations_and_groups():
+    stays = TABLE1.statements[-1].compared
+    names = [(pair.first.cell.name, pair.second.cell.name, pair.first.group) for pair in stays]
+    assert names[:2] == [("cifar10-1000", "cifar10-100", "seen"), ("cifar10-1000", "cifar10-100", "unseen")]
+    wide = stays[0]._replace(first=Point("one", WIDE), second=Point("one", CELL))
+    results = {("one", cell.name): [result(0, right)] for cell, right in ((CELL, [9]), (WIDE, [5, 5]))}
+    what = experiment(statements=(Statement("It stays", "tab:z", [wide]),))
+    (verdict,) = Evidence(what, results, (0,), 2).verdicts()
+    assert (verdict.figure, verdict.word) == ("-40.0", FAILS)
+    assert verdict.where == "one (seen): Digits, n=20 − Digits, n=10"
 
 
 def test_gaps_are_paired_by_seed_and_client():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -310,6 +310,7 @@ def reproduce(
     for name, found in statuses.items():
         _write(name, found, results, quiet=missing)
     if missing and only is None:
+        say(out, f"wrote {_statements(statuses, results)}")
         say(out, f"wrote {gpu_time.write_page(work(), results)}")
     if failures:
         raise PefllError(f"{counted(len(failures), 'run')} failed: {'; '.join(failures)}", code="PEFLL-C006")
@@ -369,6 +370,13 @@ def _write(name: str, status: TableStatus, results: Path, quiet: bool) -> None:
         out.print(paths[0].read_text(), markup=False, highlight=False, soft_wrap=True)
     for path in paths:
         say(out, f"wrote {path}")
+
+
+def _statements(statuses: Mapping[str, TableStatus], results: Path) -> Path:
+    """Write the page with all statements of the paper, and return its path."""
+    from pefll.experiments.statements import TABLE1, write_page
+
+    return write_page([found.evidence(_experiment(name) or TABLE1) for name, found in statuses.items()], results)
 
 
 def cost(

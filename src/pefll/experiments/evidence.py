@@ -119,7 +119,7 @@ class Evidence:
             next(one for one in self.results(point.row, point.cell.name) if one["seed"] == seed)
             for point in (first, second)
         )
-        if first.group != second.group or one.get("data_sha256") != other.get("data_sha256"):
+        if (first.group, first.cell) != (second.group, second.cell) or one.get("data_sha256") != other.get("data_sha256"):
             return None
         counts = [(result.get("client_counts") or {}).get(first.group) or {} for result in (one, other)]
         names = [_COUNTS.get(point.measure, "") for point in (first, second)]
@@ -137,8 +137,7 @@ class Evidence:
         return [*found, *more]
 
     def _judge(self, statement: Statement, pair: Compared) -> Verdict:
-        words = [_point_words(point) for point in (pair.first, pair.second)]
-        where = f"{pair.first.cell.title}: {words[0]} − {words[1]}"
+        where = _where(pair)
         gap = self.gap(pair.first, pair.second)
         if gap is None:
             return Verdict(statement.text, statement.place, where, "", "", NOTHING)
@@ -172,6 +171,14 @@ def judged(gap: Gap, least: float | None, most: float | None) -> str:
         return FAILS
     inside = (least is None or low > least) and (most is None or high <= most)
     return HOLDS if inside else OPEN
+
+
+def _where(pair: Compared) -> str:
+    """Return the federation and what is compared there, or both federations."""
+    first, second = _point_words(pair.first), _point_words(pair.second)
+    if pair.first.cell == pair.second.cell:
+        return f"{pair.first.cell.title}: {first} − {second}"
+    return f"{first}: {pair.first.cell.title} − {pair.second.cell.title}"
 
 
 def _point_words(point: Point) -> str:
