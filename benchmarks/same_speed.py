@@ -74,7 +74,7 @@ def compare(contender: Contender, setting: Setting, earlier: Path, turns: int, t
 
 @contextmanager
 def earlier_tree(commit: str) -> Iterator[Path]:
-    """Return the folder of the earlier code: a checkout, which is removed at the end of the block, or a given folder."""
+    """Return the folder of the earlier code: a given folder, or a checkout that is removed at the end."""
     if Path(commit).is_dir():
         yield Path(commit).resolve()
         return

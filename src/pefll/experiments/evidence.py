@@ -119,7 +119,8 @@ class Evidence:
             next(one for one in self.results(point.row, point.cell.name) if one["seed"] == seed)
             for point in (first, second)
         )
-        if (first.group, first.cell) != (second.group, second.cell) or one.get("data_sha256") != other.get("data_sha256"):
+        same_clients = (first.group, first.cell) == (second.group, second.cell)
+        if not same_clients or one.get("data_sha256") != other.get("data_sha256"):
             return None
         counts = [(result.get("client_counts") or {}).get(first.group) or {} for result in (one, other)]
         names = [_COUNTS.get(point.measure, "") for point in (first, second)]
