@@ -32,7 +32,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
-from pefll.data.columns import plan_of
+from pefll.data.table_plan import plan_of
 from pefll.models.spec import ModelSpec
 from pefll.runs import federations
 from pefll.runs.personal import PersonalModel

@@ -16,7 +16,9 @@ from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
 from pefll.core.wording import counted, either
-from pefll.data.columns import RawColumn, TablePlan, learn
+from pefll.data.plan_learning import learn
+from pefll.data.raw_columns import RawColumn
+from pefll.data.table_plan import TablePlan
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SPLITS = ("train", "validation", "test")

@@ -17,7 +17,6 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
-from pefll.data.columns import TablePlan, encoded
 from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
 from pefll.data.frames import AS_IT_IS, Use
 from pefll.data.normalise import with_channel_stats
@@ -35,6 +34,7 @@ from pefll.data.owners import (
 )
 from pefll.data.partition import natural
 from pefll.data.selecting import selected
+from pefll.data.table_plan import TablePlan, encoded
 
 # Default names of columns. A file may lack columns with default names. A name that a user gives must exist.
 LABEL, SPLIT = "label", "split"

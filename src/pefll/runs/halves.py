@@ -23,8 +23,8 @@ from pefll.core.errors import PefllError
 from pefll.core.files import parse_json, write_whole
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
-from pefll.data.columns import plan_of
 from pefll.data.owners import Columns
+from pefll.data.table_plan import plan_of
 from pefll.engines.serial import SerialEngine, aligned
 from pefll.engines.settings import EngineSettings
 from pefll.methods import METHODS, build_method, method_class, typed_settings, with_networks
