@@ -7,13 +7,7 @@ from pefll.data.check import holds_any as holds_any
 from pefll.data.client import Batch as Batch
 from pefll.data.client import Client as Client
 from pefll.data.download import get as get
-from pefll.data.federation import SPLITS as SPLITS
-from pefll.data.federation import TEST as TEST
-from pefll.data.federation import TRAIN as TRAIN
-from pefll.data.federation import VALIDATION as VALIDATION
 from pefll.data.federation import Federation as Federation
-from pefll.data.federation import Normalise as Normalise
-from pefll.data.federation import Samples as Samples
 from pefll.data.frames import TABLES as TABLES
 from pefll.data.frames import from_frame as from_frame
 from pefll.data.normalise import with_channel_stats as with_channel_stats
@@ -24,6 +18,12 @@ from pefll.data.partition import natural as natural
 from pefll.data.partitioned import federation_from_dataset as federation_from_dataset
 from pefll.data.partitioned import federation_from_partitioner as federation_from_partitioner
 from pefll.data.ranges import out_of_proportion as out_of_proportion
+from pefll.data.samples import SPLITS as SPLITS
+from pefll.data.samples import TEST as TEST
+from pefll.data.samples import TRAIN as TRAIN
+from pefll.data.samples import VALIDATION as VALIDATION
+from pefll.data.samples import Normalise as Normalise
+from pefll.data.samples import Samples as Samples
 from pefll.data.sources import DATASETS as DATASETS
 from pefll.data.sources import Source as Source
 from pefll.data.sources import load_samples as load_samples

@@ -15,8 +15,8 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
-from pefll.data.federation import Normalise, Samples
 from pefll.data.raw_columns import RawColumn
+from pefll.data.samples import Normalise, Samples
 
 # Increase this number when a loader returns other samples than before. Then older entries are made again.
 VERSION = 3

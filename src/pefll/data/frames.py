@@ -17,10 +17,10 @@ from pefll.core.arguments import listed, shown, text
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import argument, first_few
 from pefll.data.arrays import as_array, samples_from_arrays
-from pefll.data.federation import Array, Samples
 from pefll.data.limits import NUMBER, OBJECT, check_growth
 from pefll.data.raw_columns import DATE, RawColumn, check_rules, read_column
 from pefll.data.raw_columns import NUMBER as NUMBER_KIND
+from pefll.data.samples import Array, Samples
 from pefll.data.table_plan import TablePlan
 
 CSV = (".csv", ".tsv")

@@ -11,7 +11,7 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, similar
 from pefll.data import frames
 from pefll.data.arrays import as_array, owners_of
-from pefll.data.federation import Array
+from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan, encoded
 
 Name = int | str

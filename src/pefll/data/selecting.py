@@ -9,7 +9,7 @@ import numpy as np
 from pefll.core.arguments import text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument, counted, first_few
-from pefll.data.federation import Array, Samples
+from pefll.data.samples import Array, Samples
 
 MISSING = ("impute", "drop", "refuse")
 

@@ -17,7 +17,8 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
-from pefll.data.federation import Array, Federation, Normalise, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.federation import Federation
 from pefll.data.frames import AS_IT_IS, Use
 from pefll.data.normalise import with_channel_stats
 from pefll.data.npz import names_in, read_npz
@@ -33,6 +34,7 @@ from pefll.data.owners import (
     refuse_similar,
 )
 from pefll.data.partition import natural
+from pefll.data.samples import Array, Normalise, Samples
 from pefll.data.selecting import selected
 from pefll.data.table_plan import TablePlan, encoded
 

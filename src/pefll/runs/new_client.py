@@ -11,10 +11,12 @@ import torch
 from pefll.core.errors import PefllError
 from pefll.core.wording import either
 from pefll.data.arrays import blank_labels, labels_of
-from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.federation import Federation
 from pefll.data.frames import columns as columns_of
 from pefll.data.frames import has_labels, inputs_of, is_frame, label_column, label_names
 from pefll.data.owners import Columns, features_in, find_owners, names_of_owners, number_of_clients
+from pefll.data.samples import Normalise, Samples
 from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
 from pefll.runs.personal import check_input, warn_of_positions

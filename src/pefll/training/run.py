@@ -23,7 +23,7 @@ from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
 from pefll.data.arrays import blank_labels
-from pefll.data.federation import Federation, Samples, check_is_federation
+from pefll.data.federation import Federation, check_is_federation
 from pefll.data.frames import is_frame
 from pefll.data.owners import (
     Columns,
@@ -32,6 +32,7 @@ from pefll.data.owners import (
     by_client,
     from_frame,
 )
+from pefll.data.samples import Samples
 from pefll.data.table_plan import plan_of
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
