@@ -8,8 +8,6 @@ from pefll.data.client import Batch as Batch
 from pefll.data.client import Client as Client
 from pefll.data.download import get as get
 from pefll.data.federation import Federation as Federation
-from pefll.data.frames import TABLES as TABLES
-from pefll.data.frames import from_frame as from_frame
 from pefll.data.normalise import with_channel_stats as with_channel_stats
 from pefll.data.partition import by_class as by_class
 from pefll.data.partition import by_indices as by_indices
@@ -31,6 +29,8 @@ from pefll.data.sources import make_federation as make_federation
 from pefll.data.summary import Summary as Summary
 from pefll.data.summary import classes_without_samples as classes_without_samples
 from pefll.data.summary import summarise as summarise
+from pefll.data.table_files import TABLES as TABLES
+from pefll.data.table_samples import from_frame as from_frame
 from pefll.data.user_files import CLIENT as CLIENT
 from pefll.data.user_files import LABEL as LABEL
 from pefll.data.user_files import federation_from_arrays as federation_from_arrays

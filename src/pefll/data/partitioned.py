@@ -12,10 +12,11 @@ from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import argument
 from pefll.data.arrays import as_array, samples_from_arrays
 from pefll.data.federation import Federation
-from pefll.data.frames import column, columns, is_frame, samples_of_columns
+from pefll.data.frames import column, columns, is_frame
 from pefll.data.normalise import with_channel_stats
 from pefll.data.partition import natural
 from pefll.data.samples import Array
+from pefll.data.table_samples import samples_of_columns
 
 
 def federation_from_partitioner(

@@ -49,7 +49,7 @@ class Samples:
         label_column: name of the table's column of labels, or empty.
         client_column: name of the table's column of clients, or empty.
         table: the columns of a table whose raw values x holds, float64 [N, columns] with NaN for missing ones. A
-            partition learns from them what networks get, see `columns.TablePlan`. Empty for all other samples.
+            partition learns from them what networks get, see `table_plan.TablePlan`. Empty for all other samples.
         time: float64 [N], when each sample was made, so that a client's last samples become its test samples; or None.
     """
 

@@ -12,8 +12,8 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, frames, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
+from pefll.data.column_use import AS_IT_IS, Use
 from pefll.data.federation import Federation
-from pefll.data.frames import AS_IT_IS, Use
 from pefll.data.normalise import with_channel_stats
 from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
 from pefll.data.samples import Samples

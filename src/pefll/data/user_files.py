@@ -18,8 +18,8 @@ from pefll.core.wording import argument
 from pefll.data import cache, folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.assembly import assemble
+from pefll.data.column_use import AS_IT_IS, Use, use_of
 from pefll.data.federation import Federation
-from pefll.data.frames import AS_IT_IS, Use
 from pefll.data.normalise import with_channel_stats
 from pefll.data.npz import names_in, read_npz
 from pefll.data.owners import CLIENT as CLIENT
@@ -36,7 +36,9 @@ from pefll.data.owners import (
 from pefll.data.partition import natural
 from pefll.data.samples import Array, Normalise, Samples
 from pefll.data.selecting import selected
+from pefll.data.table_files import TABLES, read_frame
 from pefll.data.table_plan import TablePlan, encoded
+from pefll.data.table_samples import from_frame
 
 # Default names of columns. A file may lack columns with default names. A name that a user gives must exist.
 LABEL, SPLIT = "label", "split"
@@ -83,7 +85,7 @@ def read_samples(
         return samples_from_arrays(
             arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem, labels=labels
         )
-    frame = frames.read_frame(path)
+    frame = read_frame(path)
     names = frames.columns(frame)
     missing = [each for each in frames.label_names(label, names) if each not in names]
     if missing:
@@ -94,7 +96,7 @@ def read_samples(
         )
     if client not in names and client != CLIENT:
         raise _no_client_column(path, client, names)
-    return frames.from_frame(
+    return from_frame(
         frame,
         label,
         client if client in names else None,
@@ -224,7 +226,7 @@ def read_client(
         if owned is None:
             refuse_similar(candidates, names_in(path), ("x", label, of_labels), path.name)
     else:
-        frame = frames.read_frame(path)
+        frame = read_frame(path)
         names = frames.columns(frame)
         # If `features` is empty, all other columns are features, even one with the name `CLIENT`.
         if client_named and frames.find_column(frame, client, path.name) is None:
@@ -269,7 +271,7 @@ def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> li
         if columns.client not in arrays:
             raise no_clients(str(path), f"array {columns.client!r}")
         return by_client(arrays["x"], arrays.get(label), arrays[columns.client], path.name)
-    return owners.from_frame(frames.read_frame(path), columns, name=str(path), tokens=tokens)
+    return owners.from_frame(read_frame(path), columns, name=str(path), tokens=tokens)
 
 
 def read_member(
@@ -358,7 +360,7 @@ def _read_split(path: Path, split: str) -> Any:
     kind = _kind(path)
     if kind == "npz":
         return read_npz(path, needed=(), optional=(split,)).get(split)
-    frame = frames.read_frame(path) if kind == "table" else {}
+    frame = read_frame(path) if kind == "table" else {}
     return frames.column(frame, split, path.name) if split in frames.columns(frame) else None
 
 
@@ -461,10 +463,8 @@ def federation_from_frame(
         labels: what labels are, see `samples_from_arrays`; with auto, their type and shape tell.
     """
     dropped = [arguments.text(each, "drop") for each in arguments.listed(drop, "drop", "['note']")]
-    use = frames.use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time)
-    samples = frames.from_frame(
-        frame, label, client, split, features, classes=classes, name=name, use=use, labels=labels
-    )
+    use = use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time)
+    samples = from_frame(frame, label, client, split, features, classes=classes, name=name, use=use, labels=labels)
     samples, notes = selected(samples, missing, min_samples)
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -482,7 +482,7 @@ def _kind(path: Path, layout: str = "client/class") -> str:
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return "npz"
-    if suffix in frames.TABLES:
+    if suffix in TABLES:
         return "table"
     raise PefllError(
         f"{path} is not a supported type of file; use .npz, .csv, .parquet, or a folder {layout}/*.png",

@@ -12,8 +12,8 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.wording import argument
 from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
+from pefll.data.column_use import Use, use_of
 from pefll.data.federation import Federation
-from pefll.data.frames import Use, use_of
 from pefll.data.samples import Samples
 from pefll.data.selecting import selected
 from pefll.runs.config import Config
