@@ -6,6 +6,8 @@ from pefll.data.check import check as check
 from pefll.data.check import holds_any as holds_any
 from pefll.data.client import Batch as Batch
 from pefll.data.client import Client as Client
+from pefll.data.client_files import read_client as read_client
+from pefll.data.client_files import read_each as read_each
 from pefll.data.download import get as get
 from pefll.data.federation import Federation as Federation
 from pefll.data.normalise import with_channel_stats as with_channel_stats
@@ -31,10 +33,8 @@ from pefll.data.summary import classes_without_samples as classes_without_sample
 from pefll.data.summary import summarise as summarise
 from pefll.data.table_files import TABLES as TABLES
 from pefll.data.table_samples import from_frame as from_frame
+from pefll.data.user_arrays import federation_from_arrays as federation_from_arrays
+from pefll.data.user_arrays import federation_from_frame as federation_from_frame
 from pefll.data.user_files import CLIENT as CLIENT
 from pefll.data.user_files import LABEL as LABEL
-from pefll.data.user_files import federation_from_arrays as federation_from_arrays
-from pefll.data.user_files import federation_from_frame as federation_from_frame
-from pefll.data.user_files import read_client as read_client
-from pefll.data.user_files import read_each as read_each
 from pefll.data.user_files import read_samples as read_samples
