@@ -32,9 +32,11 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
+from pefll.data.missing_labels import has_label, labelled, without_gaps
 from pefll.data.table_plan import plan_of
 from pefll.models.spec import ModelSpec
 from pefll.runs import federations
+from pefll.runs.new_client import labelled_clients, unlabelled_words
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import figure_text
 from pefll.tasks.names import labels_for
@@ -153,6 +155,9 @@ def personalize(
     client, named = client_column or trained.columns.client, bool(client_column)
     x, y = _read_client(data, label, trained.model_spec, client=client, client_named=named, alone=True, instead=instead)
     _check_labels(y is not None, trained, data, label)
+    x, y, left_out = labelled(x, y, trained.method.uses_labels)
+    if left_out:
+        say(err, f"note: {unlabelled_words(left_out, left_out + len(x))}")
     personal = trained.personalize(x, y)
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
@@ -180,6 +185,9 @@ def _personalize_each(
     columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
     owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
     _check_labels(owned[0].y is not None, trained, data, label)
+    owned, note = labelled_clients(owned, trained.method.uses_labels)
+    if note:
+        say(err, f"note: {note}")
     try:
         written = personalizing.write_each(trained, owned, folder, force=force, console=err)
     except KeyboardInterrupt:
@@ -204,7 +212,10 @@ def _personalize_each(
 def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) -> None:
     """Raise PefllError if a table lacks the labels that a run needs."""
     if not has_labels and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
-        raise PefllError(f"{data} has no column {label!r}; name the column of labels with --label", code="PEFLL-M053")
+        raise PefllError(
+            f"{data} has no column {label!r} with labels, which this run needs; name the column of labels with --label",
+            code="PEFLL-M053",
+        )
 
 
 def predict(
@@ -238,6 +249,8 @@ def predict(
     if not personal.spec.classes:
         _predict_others(personal, x, y, target)
         return
+    there = np.ones(len(x), dtype=bool) if y is None else has_label(y)
+    y = None if y is None else without_gaps(y[there])
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.spec.classes:
         raise PefllError(
             f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.spec.classes - 1}",
@@ -259,10 +272,11 @@ def predict(
         if len(classes) > 20:
             say(out, f"... and {len(classes) - 20} more; --out predictions.csv writes all")
     if y is not None:
-        right = 100 * float((classes == y).mean())
-        say(out, f"{right:.1f}% of {counted(len(y), 'sample')} {'is' if len(y) == 1 else 'are'} right")
+        right = 100 * float((classes[there] == y).mean())
+        of = "" if there.all() else " with a label"
+        say(out, f"{right:.1f}% of {counted(len(y), 'sample')}{of} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
-        say(out, f"The accuracy is unknown: there is no column {label!r}; --label names another.")
+        say(out, f"The accuracy is unknown: there are no labels in a column {label!r}; --label names another.")
 
 
 def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None) -> None:
@@ -284,7 +298,9 @@ def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None
         if len(found) > 20:
             say(out, f"... and {len(found) - 20} more; --out predictions.csv writes all")
     if y is not None:
-        say(out, f"{counted(len(y), 'sample')} with labels: {_metrics_text(personal.metrics(x, y))}")
+        there = has_label(y)
+        metrics = personal.metrics(x[there], without_gaps(y[there]))
+        say(out, f"{counted(int(there.sum()), 'sample')} with labels: {_metrics_text(metrics)}")
 
 
 def _prediction_text(row: Any, names: tuple[str, ...]) -> str:
@@ -316,6 +332,7 @@ def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[
         features=spec.feature_names,
         plan=plan_of(spec.table, spec.input_shape),
         labels=_labels_in(spec),
+        gaps=True,
         **({"client": spec.client_column} if spec.client_column else {}) | more,
     )
 

@@ -14,6 +14,7 @@ from pefll.data import folders, frames, owners
 from pefll.data.arrays import inputs, labels_of, samples_from_arrays
 from pefll.data.assembly import assemble
 from pefll.data.federation import Federation
+from pefll.data.missing_labels import has_label, without_gaps
 from pefll.data.npz import names_in, read_npz
 from pefll.data.owners import (
     CLIENT,
@@ -47,6 +48,7 @@ def read_client(
     client_named: bool = False,
     plan: TablePlan | None = None,
     labels: str = "classes",
+    gaps: bool = False,
 ) -> tuple[Array, Array | None]:
     """Return one client's samples: x [N, ...] as returned by `inputs`, and y as in `Samples`, or None without labels.
 
@@ -63,6 +65,7 @@ def read_client(
         client_named: whether the user gave the name `client`; then it must exist.
         plan: what training did to the columns of a table, which replaces `features`; or None.
         labels: what labels are: classes, numbers or sets.
+        gaps: whether some labels may be missing. Then all labels are floats, and missing ones are NaN.
     """
     features = list(plan.names if plan else features)
     path = Path(path).expanduser()
@@ -93,7 +96,7 @@ def read_client(
             raise no_client_column(path, client, names)
         label_columns = frames.label_names(label, names)
         owned = find_owners(frame, candidates if features else (client,), (*features, *label_columns), path.name)
-        y = frames.label_column(frame, label, path.name) if frames.has_labels(frame, label) else None
+        y = frames.labels_in(frame, label, path.name)
         chosen = features or frames.feature_names(frame, (*label_columns, client, split), path.name)
         x = frames.inputs_of(frame, chosen, plan, path.name, tokens=tokens)
     if alone and owned is not None:
@@ -101,17 +104,25 @@ def read_client(
         count = number_of_clients(values, column, path.name)
         if count > 1:
             raise _several_clients(path, count, instead, f", by {column!r}")
-    found = None if y is None else labels_of(y, class_names, path.name, labels)
     x = inputs(x, path.name, tokens=tokens)
-    some, classes = found, None
-    if found is None or labels == "classes":
-        labels, some = "classes", np.zeros(len(x), dtype=np.int64) if found is None else found
-        classes = max(1, int(some.max(initial=0)) + 1)
+    there = np.ones(len(x), dtype=bool)
+    if y is None:
+        labels, found = "classes", np.zeros(len(x), dtype=np.int64)
+    elif gaps and y.ndim and not (there := has_label(y)).all():
+        known = labels_of(without_gaps(y[there]), class_names, path.name, labels)
+        found = np.zeros((len(y), *known.shape[1:]), dtype=known.dtype)
+        found[there] = known
+    else:
+        found = labels_of(y, class_names, path.name, labels)
+    classes = max(1, int(found.max(initial=0)) + 1) if labels == "classes" else None
     called = plan.input_names if plan else ()
     plain = samples_from_arrays(
-        x, some, classes=classes, name=path.name, tokens=tokens, feature_names=called, labels=labels
+        x, found, classes=classes, name=path.name, tokens=tokens, feature_names=called, labels=labels
     )
-    return encoded(plain.x) if plan else plain.x, found
+    if not there.all():
+        found = found.astype(np.float64)
+        found[~there] = np.nan
+    return encoded(plain.x) if plan else plain.x, None if y is None or not there.any() else found
 
 
 def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:

@@ -25,6 +25,7 @@ class Use(NamedTuple):
         encode: "auto" to standardise numbers, to give categories an input per value, and to fill missing values; "none"
             to take all columns as they are. Then they must hold numbers, and none may be missing.
         time: name of the column that orders each client's samples, so that the last become test samples; or "".
+        unlabelled: what happens to rows without a label: "refuse" raises PefllError, "drop" leaves them out.
     """
 
     features: tuple[str, ...] = ()
@@ -32,6 +33,7 @@ class Use(NamedTuple):
     treat: Mapping[str, str] = {}
     encode: str = "auto"
     time: str = ""
+    unlabelled: str = "refuse"
 
 
 AS_IT_IS = Use()
@@ -43,8 +45,13 @@ def use_of(
     treat: Mapping[str, str] | None = None,
     encode: str = "auto",
     time: str = "",
+    missing: str = "impute",
 ) -> Use:
-    """Return how columns are used, after checks of a user's arguments."""
+    """Return how columns are used, after checks of a user's arguments.
+
+    `missing` says what happens to rows with missing values, see `selecting.selected`. That happens later, but rows
+    without a label are left out, or refused, when the table is read.
+    """
     if text(encode, "encode", "auto") not in ENCODINGS:
         raise unknown("encoding", encode, ENCODINGS)
     if treat is not None and not isinstance(treat, Mapping):
@@ -55,7 +62,21 @@ def use_of(
             f"{argument('treat')} is of no use with {argument('encode', 'none')}, which encodes nothing; choose one",
             code="PEFLL-D599",
         )
-    return Use(tuple(features), tuple(drop), treat, encode, text(time, "time"))
+    return Use(
+        tuple(features), tuple(drop), treat, encode, text(time, "time"), "drop" if missing == "drop" else "refuse"
+    )
+
+
+def refuse_use(use: Use, name: str) -> None:
+    """Raise PefllError if a user said how to use the columns of data that is no table."""
+    for what, given in (
+        (argument("features"), use.features),
+        (argument("drop"), use.drop),
+        (argument("treat"), use.treat),
+        (argument("time", option="--time-column"), use.time),
+    ):
+        if given:
+            raise PefllError(f"{name} is no table; omit {what}, which is about columns of tables", "PEFLL-D598")
 
 
 def chosen_features(

@@ -12,6 +12,7 @@ from pefll.core.arguments import shown, text
 from pefll.core.errors import PefllError
 from pefll.core.wording import first_few
 from pefll.data.arrays import as_array
+from pefll.data.missing_labels import as_numbers, has_label
 from pefll.data.raw_columns import RawColumn, read_column
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
@@ -77,8 +78,9 @@ def label_column(frame: Any, label: str, name: str) -> Array:
     """Return the labels of a table, [N], or [N, k] if `label` names several columns."""
     names = label_names(label, columns(frame))
     if len(names) == 1:
-        return column(frame, names[0], name)
-    parts = [column(frame, each, name) for each in names]
+        y = column(frame, names[0], name)
+        return y.astype(np.int64) if y.dtype.kind == "b" else y  # False is class 0, and True is class 1
+    parts = [as_numbers(column(frame, each, name)) for each in names]
     for each, part in zip(names, parts, strict=True):
         if part.dtype.kind not in "buif":
             raise PefllError(
@@ -91,10 +93,13 @@ def label_column(frame: Any, label: str, name: str) -> Array:
     return np.stack([part.astype(np.int64) if part.dtype.kind == "b" else part for part in parts], axis=1)
 
 
-def has_labels(frame: Any, label: str) -> bool:
-    """Return whether a table has all columns of labels that `label` names."""
+def labels_in(frame: Any, label: str, name: str) -> Array | None:
+    """Return the labels of a table as `label_column` does; None if it lacks such a column, or has no label in it."""
     there = columns(frame)
-    return set(label_names(label, there)) <= set(there)
+    if not set(label_names(label, there)) <= set(there):
+        return None
+    y = label_column(frame, label, name)
+    return y if has_label(y).any() else None
 
 
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:

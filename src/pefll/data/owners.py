@@ -11,6 +11,7 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, similar
 from pefll.data import frames
 from pefll.data.arrays import as_array, owners_of
+from pefll.data.missing_labels import without_gaps
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan, encoded
 
@@ -61,8 +62,7 @@ def from_frame(
     client = frames.find_column(frame, columns.client, name)
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
-    if y is None and frames.has_labels(frame, columns.label):
-        y = frames.label_column(frame, columns.label, name)
+    y = frames.labels_in(frame, columns.label, name) if y is None else y
     x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens)
     owned = by_client(x, y, client, name)
     return [each._replace(x=encoded(each.x)) for each in owned] if columns.plan else owned
@@ -135,7 +135,4 @@ def _labels_at(y: Array | None, rows: Array) -> Array | None:
     """Return labels at `rows`, as integers if possible: if another client has no labels, the column holds floats."""
     if y is None:
         return None
-    mine = y[rows]
-    if mine.dtype.kind == "f" and np.isfinite(mine).all() and (mine == np.floor(mine)).all():
-        return mine.astype(np.int64)
-    return mine
+    return without_gaps(y[rows]) if y.dtype.kind == "f" else y[rows]

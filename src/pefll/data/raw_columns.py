@@ -79,7 +79,7 @@ def read_column(values: Array, name: str, where: str, rule: str = "") -> tuple[R
 
 def _objects(values: list[Any], name: str, where: str, rule: str) -> tuple[RawColumn, Array]:
     """Return the column of a list of Python values; see `read_column`."""
-    missing = np.fromiter(map(_is_missing, values), dtype=bool, count=len(values))
+    missing = np.fromiter(map(is_missing, values), dtype=bool, count=len(values))
     types = {type(value) for value, gap in zip(values, missing, strict=True) if not gap}
     texts = all(issubclass(each, str) for each in types)
     if not types:
@@ -204,7 +204,8 @@ def _numbers_in_texts(values: list[Any], missing: Array, name: str, where: str, 
     return found
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Return whether a value of a table or a label is missing: None, NaN, NaT or an empty text."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, str):

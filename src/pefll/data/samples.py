@@ -51,6 +51,7 @@ class Samples:
         table: the columns of a table whose raw values x holds, float64 [N, columns] with NaN for missing ones. A
             partition learns from them what networks get, see `table_plan.TablePlan`. Empty for all other samples.
         time: float64 [N], when each sample was made, so that a client's last samples become its test samples; or None.
+        unlabelled: number of a table's rows that were left out because they have no label.
     """
 
     x: Array
@@ -69,6 +70,7 @@ class Samples:
     client_column: str = ""
     table: tuple[RawColumn, ...] = ()
     time: Array | None = None
+    unlabelled: int = 0
 
     def __post_init__(self) -> None:
         check_samples(self)

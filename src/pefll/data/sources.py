@@ -12,7 +12,7 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, frames, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
-from pefll.data.column_use import AS_IT_IS, Use
+from pefll.data.column_use import AS_IT_IS, Use, refuse_use
 from pefll.data.federation import Federation
 from pefll.data.normalise import with_channel_stats
 from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
@@ -149,7 +149,7 @@ def load_samples(
             return user_files.load(path, data_dir, report, label=label, client=client, use=use, labels=labels)
         raise unknown("data set", str(name_or_path), DATASETS)
     user_files.refuse_columns(source.name, label, client)
-    user_files.refuse_use(use, source.name)
+    refuse_use(use, source.name)
     found = source.found(data_dir)
     if not found:
         return source.load(data_dir)

@@ -13,6 +13,7 @@ from pefll.data.column_use import use_of
 from pefll.data.federation import Federation
 from pefll.data.normalise import with_channel_stats
 from pefll.data.partition import natural
+from pefll.data.samples import Samples
 from pefll.data.selecting import selected
 from pefll.data.table_samples import from_frame
 
@@ -54,7 +55,7 @@ def federation_from_arrays(
             f"{name}: there is no client column; name the clients, or partition the samples by class", code="PEFLL-D182"
         )
     samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens, labels=labels)
-    return with_channel_stats(natural(samples, seed, unseen=unseen, validation=validation, test=test))
+    return federation_of_clients(samples, seed=seed, unseen=unseen, validation=validation, test=test)
 
 
 def federation_from_frame(
@@ -108,11 +109,33 @@ def federation_from_frame(
         labels: what labels are, see `samples_from_arrays`; with auto, their type and shape tell.
     """
     dropped = [arguments.text(each, "drop") for each in arguments.listed(drop, "drop", "['note']")]
-    use = use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time)
+    use = use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time, missing=missing)
     samples = from_frame(frame, label, client, split, features, classes=classes, name=name, use=use, labels=labels)
+    return federation_of_clients(
+        samples,
+        missing,
+        min_samples,
+        seed=seed,
+        unseen=unseen,
+        unseen_clients=unseen_clients,
+        validation=validation,
+        test=test,
+    )
+
+
+def federation_of_clients(
+    samples: Samples, missing: str = "impute", min_samples: int = 1, *, seed: int, **parts: Any
+) -> Federation:
+    """Return a federation of the samples' own clients, and warn of what was left out.
+
+    Args:
+        samples: the samples.
+        missing: see `selecting.selected`.
+        min_samples: see `selecting.selected`.
+        seed: seed of the random splits and of the order of clients.
+        parts: unseen clients, validation and test samples, see `partition.natural`.
+    """
     samples, notes = selected(samples, missing, min_samples)
     for note in notes:
-        warnings.warn(note, stacklevel=2)
-    return with_channel_stats(
-        natural(samples, seed, unseen=unseen, validation=validation, test=test, unseen_clients=unseen_clients)
-    )
+        warnings.warn(note, stacklevel=3)
+    return with_channel_stats(natural(samples, seed, **parts))

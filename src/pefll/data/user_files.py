@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument
 from pefll.data import cache, folders, frames
 from pefll.data.arrays import samples_from_arrays
-from pefll.data.column_use import AS_IT_IS, Use
+from pefll.data.column_use import AS_IT_IS, Use, refuse_use
 from pefll.data.npz import read_npz
 from pefll.data.owners import CLIENT as CLIENT
 from pefll.data.samples import Samples
@@ -126,19 +126,14 @@ def load(
 
 def _as_json(use: Use) -> list[Any]:
     """Return how columns are used, as JSON values."""
-    return [list(use.features), list(use.drop), dict(use.treat), use.encode, use.time]
-
-
-def refuse_use(use: Use, name: str) -> None:
-    """Raise PefllError if a user said how to use the columns of data that is no table."""
-    for what, given in (
-        (argument("features"), use.features),
-        (argument("drop"), use.drop),
-        (argument("treat"), use.treat),
-        (argument("time", option="--time-column"), use.time),
-    ):
-        if given:
-            raise PefllError(f"{name} is no table; omit {what}, which is about columns of tables", "PEFLL-D598")
+    return [
+        list(use.features),
+        list(use.drop),
+        dict(use.treat),
+        use.encode,
+        use.time,
+        *([use.unlabelled] if use.unlabelled != "refuse" else []),
+    ]
 
 
 def state_of(path: Path) -> str | list[int]:

@@ -60,6 +60,7 @@ def use_of_columns(config: Config) -> Use:
         # Data without columns, and named data sets, ignore it.
         config.encode,
         config.time_column,
+        config.missing,
     )
 
 

@@ -126,7 +126,7 @@ class Embedder:
         spec = self.spec
         plan = plan_of(spec.table, spec.input_shape)
         columns = Columns(plan.names if plan else spec.feature_names, self.origin.label, self.origin.client, plan)
-        x, y = read_new_client(x, y, columns, spec)
+        x, y = read_new_client(x, y, columns, spec, self.method.uses_labels)
         check_labels(y, self.method, spec)
         one = federation_of_new_client(x, y, spec, self.method.problem.task)
         dtype = dtype_of(self.origin.precision)

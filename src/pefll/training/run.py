@@ -47,7 +47,14 @@ from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
 from pefll.runs.halves import Embedder, Generator, Origin, halves_of
-from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_client, one_client, read_new_client
+from pefll.runs.new_client import (
+    check_labels,
+    dtype_of,
+    federation_of_new_client,
+    labelled_clients,
+    one_client,
+    read_new_client,
+)
 from pefll.runs.personal import PersonalModel, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
 from pefll.runs.progress import check_progress, restore
@@ -337,7 +344,7 @@ class Run:
             y: [m] the client's labels; None for a client without labels, or for labels in the table.
         """
         spec = self.model_spec
-        x, y = read_new_client(x, y, self.columns, spec)
+        x, y = read_new_client(x, y, self.columns, spec, self.method.uses_labels)
         if y is None and self.method.uses_labels:
             self._check_refining()
         check_labels(y, self.method, spec)
@@ -399,7 +406,10 @@ class Run:
         """
         models: dict[Name, PersonalModel] = {}
         errors: dict[Name, PefllError] = {}
-        for one in self._owned(x, y, client):
+        owned, note = labelled_clients(self._owned(x, y, client), self.method.uses_labels)
+        if note:
+            warnings.warn(note, stacklevel=2)
+        for one in owned:
             try:
                 models[one.client] = self.personalize(one.x, one.y)
             except PefllError as error:
