@@ -32,6 +32,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
+from pefll.data.federation import Federation
 from pefll.data.missing_labels import has_label, labelled, without_gaps
 from pefll.data.table_plan import plan_of
 from pefll.models.spec import ModelSpec
@@ -49,6 +50,15 @@ def evaluate(
     mask_labels: Annotated[
         bool, typer.Option("--mask-labels", help="Rule out classes that a client's training labels lack.")
     ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Other data, with the columns of the training data; all its clients count as unseen."),
+    ] = None,
+    label: TrainedLabel = None,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Name of the client column in --data.", show_default="the run's"),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The folder of data sets, if it has moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -76,7 +86,14 @@ def evaluate(
     - `pefll evaluate runs/c10 --per-client clients.csv`
 
     - `pefll evaluate runs/c10 --set refine_steps=10 --set refine_lr=5e-4`
+
+    - `pefll evaluate runs/users --data next_year.csv`
     """
+    if data is None and (label or client_column):
+        raise PefllError(
+            f"{'--label' if label else '--client-column'} is about the columns of --data; add --data, or leave it out",
+            code="PEFLL-C640",
+        )
     check_free(per_client, "--per-client", force)
     changes = parse_settings(settings or [])
     trained = run.load(path, err, model, method, task=task).with_settings(**changes)
@@ -88,7 +105,10 @@ def evaluate(
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
-    federation = federations.federation_of(config, err)
+    if data is None:
+        federation = federations.federation_of(config, err)
+    else:
+        federation = _other_data(trained, data, label or _label_in_training(data, trained.columns.label), client_column)
     result, clients = dataclasses.replace(trained, config=config).scores(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
@@ -98,10 +118,22 @@ def evaluate(
     groups = result.rows()
     if as_json:
         changed = {"settings": {name: getattr(trained.method, name) for name in changes}} if changes else {}
-        typer.echo(json.dumps({"run": str(path), "split": split, **changed, **groups}, indent=2))
+        source = {} if data is None else {"data": str(data)}
+        typer.echo(json.dumps({"run": str(path), **source, "split": split, **changed, **groups}, indent=2))
         return
     what = "accuracy" if trained.model_spec.classes else "metrics"
     out.print(accuracy_table(groups, f"{split.capitalize()} {what}", ("masked",) if mask_labels else ()))
+
+
+def _other_data(trained: run.Run, data: Path, label: str, client_column: str | None) -> Federation:
+    """Return the federation of other data than the run's, with notes on what was left out."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        federation = trained.federation_from(data, label=label, client=client_column)
+    for note in notes:
+        say(err, f"note: {note.message}")
+    say(err, f"{data}: {counted(federation.num_clients, 'client')}, all of which count as unseen")
+    return federation
 
 
 def personalize(
@@ -276,7 +308,7 @@ def predict(
         of = "" if there.all() else " with a label"
         say(out, f"{right:.1f}% of {counted(len(y), 'sample')}{of} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
-        say(out, f"The accuracy is unknown: there are no labels in a column {label!r}; --label names another.")
+        say(out, f"The accuracy is unknown: there is no column {label!r} with labels; --label names another.")
 
 
 def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None) -> None:

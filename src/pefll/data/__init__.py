@@ -8,9 +8,11 @@ from pefll.data.client import Batch as Batch
 from pefll.data.client import Client as Client
 from pefll.data.client_files import read_client as read_client
 from pefll.data.client_files import read_each as read_each
+from pefll.data.client_files import read_rows as read_rows
 from pefll.data.download import get as get
 from pefll.data.federation import Federation as Federation
 from pefll.data.normalise import with_channel_stats as with_channel_stats
+from pefll.data.owners import CLIENT as CLIENT
 from pefll.data.partition import by_class as by_class
 from pefll.data.partition import by_indices as by_indices
 from pefll.data.partition import dirichlet as dirichlet
@@ -35,6 +37,5 @@ from pefll.data.table_files import TABLES as TABLES
 from pefll.data.table_samples import from_frame as from_frame
 from pefll.data.user_arrays import federation_from_arrays as federation_from_arrays
 from pefll.data.user_arrays import federation_from_frame as federation_from_frame
-from pefll.data.user_files import CLIENT as CLIENT
 from pefll.data.user_files import LABEL as LABEL
 from pefll.data.user_files import read_samples as read_samples

@@ -18,8 +18,10 @@ from pefll.data.missing_labels import has_label, without_gaps
 from pefll.data.npz import names_in, read_npz
 from pefll.data.owners import (
     CLIENT,
+    SPLIT,
     Columns,
     Owned,
+    Rows,
     by_client,
     find_owners,
     names_of_owners,
@@ -127,6 +129,14 @@ def read_client(
 
 def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> list[Owned]:
     """Return each client's samples in an `.npz`, a table or a folder `client/class/*.png`; y is None without labels."""
+    if kind_of_file(Path(path).expanduser()) == "table":
+        return owners.from_frame(read_frame(Path(path).expanduser()), columns, name=str(path), tokens=tokens)
+    rows = read_rows(path, columns, tokens=tokens)
+    return by_client(rows.x, rows.y, rows.client, Path(path).name)
+
+
+def read_rows(path: Path | str, columns: Columns, *, tokens: bool = False) -> Rows:
+    """Return the samples of all clients in a file or folder, as `read_each` reads them."""
     path = Path(path).expanduser()
     kind = kind_of_file(path)
     if kind == "folder":
@@ -134,15 +144,15 @@ def read_each(path: Path | str, columns: Columns, *, tokens: bool = False) -> li
         samples = folders.from_folder(path)
         assert samples.client is not None
         names, classes = (np.asarray(each, dtype=object) for each in (samples.client_names, samples.class_names))
-        return by_client(samples.x, classes[samples.y], names[samples.client], path.name)
+        return Rows(samples.x, classes[samples.y], names[samples.client])
     if kind == "npz":
         named = () if columns.label == LABEL else (columns.label,)
         label = npz_label(path, columns.label)
-        arrays = read_npz(path, needed=("x", *named), optional=(label, columns.client))
+        arrays = read_npz(path, needed=("x", *named), optional=(label, columns.client, SPLIT))
         if columns.client not in arrays:
             raise no_clients(str(path), f"array {columns.client!r}")
-        return by_client(arrays["x"], arrays.get(label), arrays[columns.client], path.name)
-    return owners.from_frame(read_frame(path), columns, name=str(path), tokens=tokens)
+        return Rows(arrays["x"], arrays.get(label), arrays[columns.client], arrays.get(SPLIT))
+    return owners.rows_of_frame(read_frame(path), columns, str(path), tokens=tokens)
 
 
 def read_member(

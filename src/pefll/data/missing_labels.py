@@ -30,12 +30,11 @@ def has_label(y: Array) -> Array:
 
 
 def without_gaps(y: Array) -> Array:
-    """Return labels without missing ones, as integers if possible: in a column with gaps, tables store floats."""
+    """Return labels without missing ones, as integers if possible: a column with gaps holds floats or objects."""
     if y.dtype == object and not any(isinstance(value, str) for value in y.reshape(-1)):
         y = np.asarray(y.tolist())
-    if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.floor(y)).all():
-        return y.astype(np.int64)
-    return y
+    whole = y.dtype.kind == "f" and bool(np.isfinite(y).all()) and bool((y == np.floor(y)).all())
+    return y.astype(np.int64) if whole or y.dtype.kind == "b" else y
 
 
 def as_numbers(y: Array) -> Array:

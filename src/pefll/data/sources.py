@@ -15,6 +15,7 @@ from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.column_use import AS_IT_IS, Use, refuse_use
 from pefll.data.federation import Federation
 from pefll.data.normalise import with_channel_stats
+from pefll.data.owners import CLIENT
 from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
 from pefll.data.samples import Samples
 
@@ -123,7 +124,7 @@ def load_samples(
     report: Report | None = None,
     *,
     label: str = user_files.LABEL,
-    client: str = user_files.CLIENT,
+    client: str = CLIENT,
     use: Use = AS_IT_IS,
     labels: str = "auto",
 ) -> Samples:
@@ -140,7 +141,7 @@ def load_samples(
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
     label = frames.joined_names(label)
-    label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)
+    label, client = text(label, "label", user_files.LABEL), text(client, "client", CLIENT)
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
         path = as_path(name_or_path, "the data set's name or path").expanduser()

@@ -15,13 +15,13 @@ from pefll.data import cache, folders, frames
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.column_use import AS_IT_IS, Use, refuse_use
 from pefll.data.npz import read_npz
-from pefll.data.owners import CLIENT as CLIENT
+from pefll.data.owners import CLIENT, SPLIT
 from pefll.data.samples import Samples
 from pefll.data.table_files import TABLES, read_frame
 from pefll.data.table_samples import from_frame
 
 # Default names of columns. A file may lack columns with default names. A name that a user gives must exist.
-LABEL, SPLIT = "label", "split"
+LABEL = "label"
 _NPZ_LABEL = "y"  # default name in .npz files; LABEL is tried next
 
 
