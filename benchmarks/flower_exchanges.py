@@ -44,8 +44,10 @@ from benchmarks.flower_node import CARRIED, NATURAL, PLAIN, SimulatedNode, clien
 from benchmarks.flower_requests import Bytes, CountingProxy, Counts, OpeningProxy, since
 from pefll.core.files import write_json
 from pefll.core.plugins import CODE
+from pefll.data.assembly import assemble
 from pefll.data.client import Client
-from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.data.federation import Federation
+from pefll.data.samples import Normalise, Samples
 from pefll.deploy.folder import make_federation
 from pefll.deploy.loopback import Loopback
 from pefll.deploy.plan import Plan, write_app

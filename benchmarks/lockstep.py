@@ -26,7 +26,7 @@ import torch
 from pefll import __version__
 from pefll.core.files import write_json
 from pefll.data import VALIDATION, Federation, Samples, make_federation
-from pefll.data.federation import Normalise
+from pefll.data.samples import Normalise
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import (
     Hardware,

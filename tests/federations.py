@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.federation import Federation
+from pefll.data.samples import Normalise, Samples
 from pefll.methods import Problem
 from pefll.models import Network, build_model
 

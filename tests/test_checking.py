@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pefll.data.federation import TEST
+from pefll.data.samples import TEST
 from pefll.methods import FedAvg
 from pefll.methods.averaging import Server
 from pefll.methods.contract import everyone

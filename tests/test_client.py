@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pefll.data import client as client_module
+from pefll.data.assembly import assemble
 from pefll.data.client import Client
-from pefll.data.federation import TEST, TRAIN, VALIDATION, Normalise, Samples, assemble
+from pefll.data.samples import TEST, TRAIN, VALIDATION, Normalise, Samples
 from tests.federations import ragged
 
 

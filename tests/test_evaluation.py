@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import TEST, TRAIN, VALIDATION
+from pefll.data.samples import TEST, TRAIN, VALIDATION
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method

@@ -12,7 +12,7 @@ from torch import nn
 from pefll import PersonalModel, load
 from pefll.backend import client_axis
 from pefll.core.errors import PefllError
-from pefll.data.federation import TEST, TRAIN
+from pefll.data.samples import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.experiments.costs import NAMES

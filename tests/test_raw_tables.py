@@ -14,6 +14,7 @@ import pefll as package
 from benchmarks.users_table import command, users_table
 from pefll.core.errors import PefllError
 from pefll.data import read_samples
+from pefll.data.frames import inputs_of
 from pefll.runs import modelfile
 from pefll.runs.config import Config
 from tests.cli.conftest import pefll, refused  # noqa: F401
@@ -114,6 +115,98 @@ def test_from_a_raw_file_to_predictions_by_commands(pefll, frame, tmp_path):  # 
     said = pefll("train", "--resume", run, "--drop", "city")
     assert said.code == 2
     assert "PEFLL-R104" in said.err
+
+
+def test_rows_without_labels_are_predicted_and_do_not_stop_a_model(pefll, trained, frame, tmp_path):  # noqa: F811
+    model, answers = tmp_path / "me.safetensors", tmp_path / "answers.csv"
+    mine = frame[frame.user_id == "user-00003"].reset_index(drop=True)
+
+    def written(name, liked):
+        mine.assign(liked=liked).to_csv(tmp_path / name, index=False)
+        return tmp_path / name
+
+    some = mine.liked.astype(object).where(mine.index % 2 == 0)
+    full, part, empty = written("full.csv", mine.liked), written("part.csv", some), written("empty.csv", None)
+    assert pefll("personalize", trained, "--data", full, "--out", model).code == 0
+    found = {}
+    for data in (full, part, empty):
+        said = pefll("predict", model, "--data", data, "--out", answers, "--force")
+        assert said.code == 0, said.err
+        found[data] = (answers.read_text(), said.out)
+    assert found[part][0] == found[empty][0] == found[full][0]
+    assert f"% of {len(mine[::2])} samples with a label" in found[part][1]
+    assert "unknown" in found[empty][1]
+    run = package.load(trained)
+    with pytest.warns(UserWarning, match=f"{len(mine[1::2])} of {len(mine)} samples left out"):
+        personal = run.personalize(mine.assign(liked=some))
+    wanted = run.personalize(mine[::2])
+    np.testing.assert_array_equal(personal.probabilities(mine), wanted.probabilities(mine))
+    with pytest.raises(PefllError, match="PEFLL-T122"):
+        run.personalize(mine.assign(liked=None))
+    assert "PEFLL-M053" in pefll("personalize", trained, "--data", empty, "--out", tmp_path / "x.safetensors").err
+    holes = frame.assign(liked=frame.liked.astype(object).where(np.arange(len(frame)) % 3 > 0))
+    holes.to_csv(tmp_path / "all.csv", index=False)
+    said = pefll("personalize", trained, "--data", tmp_path / "all.csv", "--each", "--out", tmp_path / "models")
+    assert (said.code, said.err.count("left out")) == (0, 1), said.err
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == frame.user_id.nunique()
+
+
+def test_a_run_that_needs_no_labels_uses_all_rows(frame, tmp_path):
+    federation = package.federation_from_frame(frame, "liked", "user_id")
+    run = package.fit(federation, rounds=1, clients_per_round=2, processes=1, local_steps=1, embedding="mlp-unlabeled")
+    mine = frame[frame.user_id == "user-00003"]
+    holes = mine.assign(liked=mine.liked.astype(object).where(np.arange(len(mine)) > 0))
+    wanted = run.personalize(mine).probabilities(mine)
+    for rows in (holes, mine.assign(liked=None), mine.drop(columns="liked")):
+        np.testing.assert_array_equal(run.personalize(rows).probabilities(rows), wanted)
+
+
+def test_another_table_is_encoded_with_the_plan_of_the_run(pefll, trained, frame, tmp_path):  # noqa: F811
+    run = package.load(trained)
+    rng = np.random.default_rng(0)
+    other = frame[frame.user_id < "user-00020"].assign(number_0=lambda rows: 3 * rows.number_0 + 7)
+    other.loc[other.index[::5], "city"] = "Atlantis"
+    other.loc[other.index[::7], "number_1"] = np.nan
+    made = run.federation_from(other)
+    np.testing.assert_array_equal(made.x.numpy(), inputs_of(other, (), made.table, "t"))
+    assert (
+        made.table.to_json()
+        == package.federation_from_frame(frame, "liked", "user_id", drop=["number_7"]).table.to_json()
+    )
+    assert (made.num_seen, made.num_clients) == (0, other.user_id.nunique())
+    evaluation = run.evaluate(federation=other)
+    assert evaluation.seen is None
+    assert evaluation == run.evaluate(federation=made)
+    path = tmp_path / "other.csv"
+    shuffled = other[rng.permutation(other.columns)].rename(columns={"user_id": "who"})
+    shuffled.to_csv(path, index=False)
+    said = pefll("evaluate", trained, "--data", path, "--client-column", "who", "--json")
+    assert json.loads(said.out)["unseen"]["per_sample"] == pytest.approx(evaluation.unseen.per_sample)
+    assert json.loads(said.out)["seen"] is None
+    # A user's model is that of `personalize` with the user's training rows.
+    name = made.name_of(2)
+    rows = other.iloc[np.sort(made.indices(2).numpy())]
+    np.testing.assert_allclose(
+        run.model_of(name, federation=other).probabilities(rows), run.personalize(rows).probabilities(rows), rtol=1e-4
+    )
+    assert len(run.predictions(name, federation=other).frame()) == int(made.count[2, 2])
+    own = package.federation_from_frame(other, "liked", "user_id")
+    for wrong, code in (
+        (own, "PEFLL-T580"),
+        (other.drop(columns="city"), "PEFLL-M030"),
+        (other.drop(columns="user_id"), "PEFLL-M033"),
+        (other.assign(liked="maybe"), "PEFLL-D108"),
+        (other.assign(liked=None), "PEFLL-T641"),
+        (7, "PEFLL-A019"),
+    ):
+        with pytest.raises(PefllError) as error:
+            run.evaluate(federation=wrong)
+        assert error.value.code == code
+    with pytest.raises(PefllError, match="PEFLL-T640"):
+        run.federation_from(7)
+    with pytest.warns(UserWarning, match="left out, because they have no label"):
+        assert len(run.federation_from(other.assign(liked=other.liked.where(other.number_2 > 0))).rows) < len(other)
+    assert "PEFLL-C640" in pefll("evaluate", trained, "--label", "liked").err
 
 
 def test_pefll_is_ahead_on_unseen_users_of_a_raw_table(pefll, tmp_path):  # noqa: F811

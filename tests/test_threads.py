@@ -21,7 +21,7 @@ import pefll
 from pefll.backend import recorded
 from pefll.core import process, randomness
 from pefll.core.progress import monitor
-from pefll.data.federation import Samples
+from pefll.data.samples import Samples
 from pefll.engines.serial import SerialEngine
 from pefll.engines.settings import EngineSettings
 from pefll.methods import build_method

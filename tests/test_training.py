@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.core.signals import Stopped, stop_signals
-from pefll.data.federation import VALIDATION
+from pefll.data.samples import VALIDATION
 from pefll.engines.cohort import Ledger
 from pefll.engines.device_queue import Clock, DeviceFuture, DeviceQueue
 from pefll.engines.hardware import TO_READ

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from pefll.core import randomness
 from pefll.core.plugins import allow
 from pefll.data import DATASETS, Federation, Samples, load_samples
-from pefll.data.federation import TRAIN, Normalise, assemble
+from pefll.data.assembly import assemble
+from pefll.data.samples import TRAIN, Normalise
 from pefll.engines.cohort import sample_cohort
 from pefll.methods import Problem
 from pefll.runs.problem import describe_problem

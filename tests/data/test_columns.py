@@ -10,8 +10,9 @@ import pytest
 
 from pefll.core.errors import PefllError
 from pefll.data import TEST, TRAIN, federation_from_frame
-from pefll.data.columns import CLIP, TablePlan, plan_of
+from pefll.data.column_plan import CLIP
 from pefll.data.frames import inputs_of
+from pefll.data.table_plan import TablePlan, plan_of
 
 ROWS = 60
 

@@ -34,8 +34,8 @@ def test_an_example_runs(example, capsys):
     space = names()
     exec(example, space)
     assert space["federation"].num_unseen == (0 if "frame" in example else 1)
-    assert ("age standardised" in capsys.readouterr().out) == ("frame" in example)
+    assert ("age standardised" in capsys.readouterr().out) == ("report()" in example)
 
 
 def test_all_examples_are_found():
-    assert len(EXAMPLES) == PAGE.count("```") // 2 == 4
+    assert len(EXAMPLES) == PAGE.count("```") // 2 == 5

@@ -18,8 +18,9 @@ from PIL import Image
 
 from pefll.core.errors import PefllError
 from pefll.data import leaf, limits, load_samples, npz, read_samples, shakespeare
-from pefll.data.frames import from_frame, read_frame
-from pefll.data.user_files import read_client
+from pefll.data.client_files import read_client
+from pefll.data.table_files import read_frame
+from pefll.data.table_samples import from_frame
 
 
 def refused(path, code, read=read_samples, **more):

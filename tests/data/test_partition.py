@@ -21,7 +21,7 @@ from pefll.data import (
     summarise,
     with_channel_stats,
 )
-from pefll.data.federation import assemble
+from pefll.data.assembly import assemble
 from pefll.data.partition import _draw_classes
 from tests.federations import ragged
 

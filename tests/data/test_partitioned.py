@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,55 @@ def test_a_partitioner_of_images_and_of_columns():
     words = Partitioner(age=1e3 * np.arange(20), city=["Ulm", "Graz"] * 10, label=Y)
     made = pefll.federation_from_partitioner(words)
     assert made.table.input_names == ("age", "city=Graz", "city=Ulm")
+
+
+class Classes(dict):
+    """The form of a partition of a data set of Hugging Face: columns, and what they hold."""
+
+    def __init__(self, columns, **about):
+        super().__init__(columns)
+        self.features = {name: SimpleNamespace(names=names) for name, names in about.items()}
+
+
+def test_a_partitioner_has_all_that_a_table_has():
+    frame = {"age": np.where(np.arange(20) % 9, 1e3 * np.arange(20), np.nan), "member": np.arange(20) % 3 == 0,
+             "city": ["Ulm", None, "Graz", "Ulm"] * 5, "day": [f"2024-01-{row + 1:02}" for row in range(20)],
+             "who": np.repeat(list("abcd"), 5), "liked": ["no", "yes"] * 10}  # fmt: skip
+    options = {"drop": ["who"], "treat": {"day": "date"}, "unseen": 0.25}
+    made = pefll.federation_from_partitioner(Partitioner(**frame), "liked", **options)
+    whole = {name: [value for part in range(4) for value in values[part::4]] for name, values in frame.items()}
+    plain = pefll.federation_from_frame(whole | {"part": np.repeat(np.arange(4), 5)}, "liked", "part", **options)
+    assert made.fingerprint() == plain.fingerprint()
+    assert made.table == plain.table
+    assert {"age", "age: missing", "member", "day"} < set(made.table.input_names)
+    assert (made.label_column, made.class_names) == ("liked", ("no", "yes"))
+    run = pefll.fit(made, rounds=1, processes=1, local_steps=1, clients_per_round=2)
+    rows = Partitioner(**frame).load_partition(2)
+    assert set(run.personalize(rows).predict(rows, names=True)) <= {"no", "yes"}, "labels are found by their name"
+
+
+def test_labels_and_splits_of_partitions():
+    x, y = X[:, 0], Y.astype(float) + 0.5
+    numbers = pefll.federation_from_partitioner(Partitioner(a=x, price=y, tax=y), ["price", "tax"])
+    assert (numbers.labels, tuple(numbers.y.shape), numbers.input_shape) == ("numbers", (20, 2), (1,))
+    assert pefll.federation_from_partitioner(Partitioner(a=x, price=Y), "price", labels="numbers").labels == "numbers"
+
+    class Split(Partitioner):
+        def load_partition(self, partition_id):
+            return {"train": Classes({"a": x[:3], "y": Y[:3]}, y=["no", "yes"]), "test": {"a": x[3:5], "y": Y[3:5]}}
+
+    made = pefll.federation_from_partitioner(Split(), "y", validation=0.0)
+    assert made.count.tolist() == [[3] * 4, [0] * 4, [2] * 4]
+    assert made.class_names == ("no", "yes")
+    holes = Partitioner(a=x, y=["no", "yes", None, "no"] * 5)
+    with pytest.warns(UserWarning, match="5 rows of 20 without a label"):
+        assert len(pefll.federation_from_partitioner(holes, "y", missing="drop", unseen=0.0).rows) == 15
+    images = Partitioner(img=[np.full((8, 8), row, dtype=np.uint8) for row in range(20)], label=Y)
+    with pytest.raises(PefllError, match="PEFLL-D598"):
+        pefll.federation_from_partitioner(images, treat={"img": "number"})
+    tokens = Partitioner(text=[[row, row + 1] for row in range(20)], label=Y)
+    made = pefll.federation_from_partitioner(tokens, features="text", tokens=True)
+    assert (made.tokens, made.x.dtype) == (True, torch.int64)
 
 
 def test_bad_partitioners():

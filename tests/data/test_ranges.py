@@ -17,7 +17,7 @@ from rich.console import Console
 import pefll
 from pefll.core.errors import Diverged
 from pefll.data import out_of_proportion
-from pefll.data.user_files import read_member
+from pefll.data.client_files import read_member
 from pefll.engines.cohort import client_to_blame, first_to_blame
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine

@@ -14,13 +14,13 @@ from pefll.data import (
     Samples,
     federation_from_arrays,
     federation_from_frame,
-    frames,
     from_frame,
     make_federation,
     read_client,
     read_samples,
     samples_from_arrays,
 )
+from pefll.data.column_use import Use
 
 X = np.linspace(0, 1, 24).reshape(12, 2)
 Y = np.arange(12) % 3
@@ -271,7 +271,7 @@ def test_frames_of_many_kinds():
     ("arguments", "sentence"),
     [
         ({"label": "lable"}, r"column 'lable'.*a, client, b, label.*PEFLL-M054"),
-        ({"client": None, "use": frames.Use(encode="none")}, r"column 'client'.*PEFLL-D160"),
+        ({"client": None, "use": Use(encode="none")}, r"column 'client'.*PEFLL-D160"),
         ({"features": ["c"]}, r"column 'c'.*PEFLL-M054"),
         ({"features": []}, "PEFLL-D158"),
         ({"frame": X}, r"ndarray.*PEFLL-A020"),

@@ -12,7 +12,8 @@ import torch
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
 from pefll.data import federation_from_arrays
-from pefll.data.federation import TEST, VALIDATION, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import TEST, VALIDATION
 from pefll.engines.vector import VectorEngine
 from pefll.methods import METHODS, build_method, hyperparameters
 from pefll.training.checking import CHECKS, NotTried, Subject, recording

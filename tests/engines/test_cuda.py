@@ -17,7 +17,7 @@ from pefll.core.errors import PefllError
 from pefll.core.schedules import cosine, step
 from pefll.core.tree import leaves, named_leaves
 from pefll.data import make_federation
-from pefll.data.federation import VALIDATION
+from pefll.data.samples import VALIDATION
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import Hardware, place_data
 from pefll.engines.round_plan import RoundPlan, by_samples

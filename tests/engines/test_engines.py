@@ -10,7 +10,8 @@ import torch
 
 from pefll.backend import optim, recorded
 from pefll.core.errors import PefllError
-from pefll.data.federation import TEST, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.samples import TEST, Samples
 from pefll.engines.cohort import Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pefll.data import load_samples, make_federation
-from pefll.data.federation import TEST, TRAIN, VALIDATION
+from pefll.data.samples import TEST, TRAIN, VALIDATION
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence
 from pefll.experiments.experiment import Row
 from pefll.experiments.extrapolation import ALPHAS, CELL, EXPERIMENT, NewClientAccuracy, gap, new_clients

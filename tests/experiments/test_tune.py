@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.core.signals import Stopped
-from pefll.data.federation import TEST
+from pefll.data.samples import TEST
 from pefll.engines.vector import VectorEngine
 from pefll.experiments import tune as module
 from pefll.experiments.results import collect

@@ -25,7 +25,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from rich.progress import track
 
 from pefll.core.tree import leaves
-from pefll.data.federation import TEST
+from pefll.data.samples import TEST
 from pefll.engines.flower.protocol.message import RECORD
 from pefll.engines.flower.server.engine import FlowerEngine
 from pefll.training.evaluation import client_scores

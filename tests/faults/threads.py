@@ -26,7 +26,7 @@ from torch import Tensor
 
 import pefll
 from pefll.core.tree import leaves
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from tests.faults.record import FILE, record
 
 METHODS = ("pefll", "fedavg", "knn-per", "fedrep")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pefll.data.client import Batch
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import Problem, build_method

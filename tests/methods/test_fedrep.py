@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from tests.federations import flat, problem_of

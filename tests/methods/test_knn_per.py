@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pefll.data.federation import TEST, TRAIN
+from pefll.data.samples import TEST, TRAIN
 from pefll.training.evaluation import client_scores, evaluate
 from tests.federations import ragged
 from tests.methods.by_hand import both_engines, opened

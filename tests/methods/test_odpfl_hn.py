@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.methods import build_method
 from tests.federations import problem_of
 from tests.methods.by_hand import PLAIN, both_engines, clients_of, grad, models_of, opened, two_layers

@@ -10,7 +10,7 @@ import torch
 import pefll
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
-from pefll.data.federation import TEST
+from pefll.data.samples import TEST
 from pefll.engines.vector import VectorEngine
 from pefll.methods import Problem, build_method
 from pefll.methods.averaging import update

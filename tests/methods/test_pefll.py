@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import PeFLL, build_method

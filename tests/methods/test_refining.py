@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from pefll import PersonalModel, load
 from pefll.core.errors import PefllError
-from pefll.data.federation import TEST, TRAIN
+from pefll.data.samples import TEST, TRAIN
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method

@@ -5,7 +5,8 @@ import re
 import numpy as np
 from rich.console import Console
 
-from pefll.data.federation import Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.samples import Samples
 from pefll.data.summary import Spread, Summary, summarise
 from pefll.report import print_federation
 

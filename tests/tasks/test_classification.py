@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from pefll.core.errors import PefllError
 from pefll.data.client import Batch
-from pefll.data.federation import Samples
+from pefll.data.samples import Samples
 from pefll.tasks import Classification
 
 SCORES = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 5.0], [9.0, 0.0, 0.0]])

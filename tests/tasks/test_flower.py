@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import TEST
+from pefll.data.samples import TEST
 from pefll.deploy.setup import agreement_like
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.client.member import Member, _node_settings

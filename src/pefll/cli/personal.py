@@ -32,9 +32,12 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, first_few, without_samples
-from pefll.data.columns import plan_of
+from pefll.data.federation import Federation
+from pefll.data.missing_labels import has_label, labelled, without_gaps
+from pefll.data.table_plan import plan_of
 from pefll.models.spec import ModelSpec
 from pefll.runs import federations
+from pefll.runs.new_client import labelled_clients, unlabelled_words
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import figure_text
 from pefll.tasks.names import labels_for
@@ -47,6 +50,15 @@ def evaluate(
     mask_labels: Annotated[
         bool, typer.Option("--mask-labels", help="Rule out classes that a client's training labels lack.")
     ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Other data, with the columns of the training data; all its clients count as unseen."),
+    ] = None,
+    label: TrainedLabel = None,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Name of the client column in --data.", show_default="the run's"),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The folder of data sets, if it has moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -74,7 +86,14 @@ def evaluate(
     - `pefll evaluate runs/c10 --per-client clients.csv`
 
     - `pefll evaluate runs/c10 --set refine_steps=10 --set refine_lr=5e-4`
+
+    - `pefll evaluate runs/users --data next_year.csv`
     """
+    if data is None and (label or client_column):
+        raise PefllError(
+            f"{'--label' if label else '--client-column'} is about the columns of --data; add --data, or leave it out",
+            code="PEFLL-C640",
+        )
     check_free(per_client, "--per-client", force)
     changes = parse_settings(settings or [])
     trained = run.load(path, err, model, method, task=task).with_settings(**changes)
@@ -86,7 +105,10 @@ def evaluate(
     config = dataclasses.replace(trained.config, device=device)
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
-    federation = federations.federation_of(config, err)
+    if data is None:
+        federation = federations.federation_of(config, err)
+    else:
+        federation = _other_data(trained, data, label or _label_in_training(data, trained.columns.label), client_column)
     result, clients = dataclasses.replace(trained, config=config).scores(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
@@ -96,10 +118,22 @@ def evaluate(
     groups = result.rows()
     if as_json:
         changed = {"settings": {name: getattr(trained.method, name) for name in changes}} if changes else {}
-        typer.echo(json.dumps({"run": str(path), "split": split, **changed, **groups}, indent=2))
+        source = {} if data is None else {"data": str(data)}
+        typer.echo(json.dumps({"run": str(path), **source, "split": split, **changed, **groups}, indent=2))
         return
     what = "accuracy" if trained.model_spec.classes else "metrics"
     out.print(accuracy_table(groups, f"{split.capitalize()} {what}", ("masked",) if mask_labels else ()))
+
+
+def _other_data(trained: run.Run, data: Path, label: str, client_column: str | None) -> Federation:
+    """Return the federation of other data than the run's, with notes on what was left out."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        federation = trained.federation_from(data, label=label, client=client_column)
+    for note in notes:
+        say(err, f"note: {note.message}")
+    say(err, f"{data}: {counted(federation.num_clients, 'client')}, all of which count as unseen")
+    return federation
 
 
 def personalize(
@@ -153,6 +187,9 @@ def personalize(
     client, named = client_column or trained.columns.client, bool(client_column)
     x, y = _read_client(data, label, trained.model_spec, client=client, client_named=named, alone=True, instead=instead)
     _check_labels(y is not None, trained, data, label)
+    x, y, left_out = labelled(x, y, trained.method.uses_labels)
+    if left_out:
+        say(err, f"note: {unlabelled_words(left_out, left_out + len(x))}")
     personal = trained.personalize(x, y)
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
@@ -180,6 +217,9 @@ def _personalize_each(
     columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
     owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
     _check_labels(owned[0].y is not None, trained, data, label)
+    owned, note = labelled_clients(owned, trained.method.uses_labels)
+    if note:
+        say(err, f"note: {note}")
     try:
         written = personalizing.write_each(trained, owned, folder, force=force, console=err)
     except KeyboardInterrupt:
@@ -204,7 +244,10 @@ def _personalize_each(
 def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) -> None:
     """Raise PefllError if a table lacks the labels that a run needs."""
     if not has_labels and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
-        raise PefllError(f"{data} has no column {label!r}; name the column of labels with --label", code="PEFLL-M053")
+        raise PefllError(
+            f"{data} has no column {label!r} with labels, which this run needs; name the column of labels with --label",
+            code="PEFLL-M053",
+        )
 
 
 def predict(
@@ -238,6 +281,8 @@ def predict(
     if not personal.spec.classes:
         _predict_others(personal, x, y, target)
         return
+    there = np.ones(len(x), dtype=bool) if y is None else has_label(y)
+    y = None if y is None else without_gaps(y[there])
     if y is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < personal.spec.classes:
         raise PefllError(
             f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.spec.classes - 1}",
@@ -259,10 +304,11 @@ def predict(
         if len(classes) > 20:
             say(out, f"... and {len(classes) - 20} more; --out predictions.csv writes all")
     if y is not None:
-        right = 100 * float((classes == y).mean())
-        say(out, f"{right:.1f}% of {counted(len(y), 'sample')} {'is' if len(y) == 1 else 'are'} right")
+        right = 100 * float((classes[there] == y).mean())
+        of = "" if there.all() else " with a label"
+        say(out, f"{right:.1f}% of {counted(len(y), 'sample')}{of} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
-        say(out, f"The accuracy is unknown: there is no column {label!r}; --label names another.")
+        say(out, f"The accuracy is unknown: there is no column {label!r} with labels; --label names another.")
 
 
 def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None) -> None:
@@ -284,7 +330,9 @@ def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None
         if len(found) > 20:
             say(out, f"... and {len(found) - 20} more; --out predictions.csv writes all")
     if y is not None:
-        say(out, f"{counted(len(y), 'sample')} with labels: {_metrics_text(personal.metrics(x, y))}")
+        there = has_label(y)
+        metrics = personal.metrics(x[there], without_gaps(y[there]))
+        say(out, f"{counted(int(there.sum()), 'sample')} with labels: {_metrics_text(metrics)}")
 
 
 def _prediction_text(row: Any, names: tuple[str, ...]) -> str:
@@ -316,6 +364,7 @@ def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[
         features=spec.feature_names,
         plan=plan_of(spec.table, spec.input_shape),
         labels=_labels_in(spec),
+        gaps=True,
         **({"client": spec.client_column} if spec.client_column else {}) | more,
     )
 

@@ -11,7 +11,7 @@ import torch
 from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted
-from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_numbers
+from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_numbers
 
 # Words for the three splits in users' files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}

@@ -15,8 +15,8 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
-from pefll.data.columns import RawColumn
-from pefll.data.federation import Normalise, Samples
+from pefll.data.raw_columns import RawColumn
+from pefll.data.samples import Normalise, Samples
 
 # Increase this number when a loader returns other samples than before. Then older entries are made again.
 VERSION = 3
@@ -25,7 +25,8 @@ _MANIFEST = "manifest.json"
 _ARRAYS = ("x", "y", "split", "client", "client_keys", "time")
 # Fields of `Samples` that are in the manifest.
 _VALUES = ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names")
-_COLUMNS = ("label_column", "client_column")  # absent from older entries
+# Fields that are absent from older entries, and their values there.
+_LATER = {"label_column": "", "client_column": "", "unlabelled": 0}
 
 Report = Callable[[str], None]
 # State of the files from which an entry was made, as JSON values.
@@ -131,8 +132,8 @@ def _read(entry: Path, stamp: Stamp) -> Samples | None:
                 return None
             # Copy-on-write ("c"): torch needs writable arrays, but the file must not change.
             arrays[name] = np.load(path, mmap_mode="c", allow_pickle=False)
-        about = dict.fromkeys(_COLUMNS, "") | manifest["about"]
-        values = {name: about[name] for name in (*_VALUES, *_COLUMNS)}
+        about = _LATER | manifest["about"]
+        values = {name: about[name] for name in (*_VALUES, *_LATER)}
         if values["normalise"] is not None:
             values["normalise"] = Normalise(*map(tuple, values["normalise"]))
         for name in ("class_names", "client_names", "feature_names"):
@@ -156,7 +157,7 @@ def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
             path = fresh / f"{name}.npy"
             np.save(path, array, allow_pickle=False)
             notes[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        about = {name: getattr(samples, name) for name in (*_VALUES, *_COLUMNS)}
+        about = {name: getattr(samples, name) for name in (*_VALUES, *_LATER)}
         about["table"] = [[each.name, each.kind, each.values] for each in samples.table]
         manifest = {"version": VERSION, "sources": stamp, "arrays": notes, "about": about}
         (fresh / _MANIFEST).write_text(json.dumps(manifest))

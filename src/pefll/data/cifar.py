@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import TEST, TRAIN, Array, Normalise, Samples
+from pefll.data.samples import TEST, TRAIN, Array, Normalise, Samples
 from pefll.data.unpickle import read_pickle
 
 # Published md5 sums of the official files.

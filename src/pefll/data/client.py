@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pefll.core import randomness
 from pefll.core.reference import reference
-from pefll.data.federation import TRAIN, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN
 
 # Number of samples in a block of `Client.everything`. Blocks limit the memory for clients with much data.
 BLOCK = 512

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pefll.data.federation import Samples
+from pefll.data.samples import Samples
 
 
 def load(data_dir: Path) -> Samples:

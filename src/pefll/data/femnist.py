@@ -9,7 +9,7 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.data import leaf
-from pefll.data.federation import Array, Normalise, Samples
+from pefll.data.samples import Array, Normalise, Samples
 
 _SIDE, _PADDED = 28, 32
 _PAPER = 255  # white, the colour of the padding: LEAF's images are black on white

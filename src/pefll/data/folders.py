@@ -15,8 +15,8 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.wording import first_few
 from pefll.data.arrays import samples_from_arrays
-from pefll.data.federation import SPLITS, Array, Samples
 from pefll.data.limits import check_growth, check_picture
+from pefll.data.samples import SPLITS, Array, Samples
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _DEPTH = 3  # most folders above an image: split/client/class

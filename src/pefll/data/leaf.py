@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import parse_json
-from pefll.data.federation import TEST, TRAIN
 from pefll.data.limits import check_growth
+from pefll.data.samples import TEST, TRAIN
 
 FOLDERS = {"train": TRAIN, "test": TEST}
 # Bytes of memory per byte of a file. "1.0, " takes 8 bytes in a list, 24 as a number, and the text itself.

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import Normalise, Samples
 from pefll.data.npz import read_npz
+from pefll.data.samples import Normalise, Samples
 
 FILE = Path("mnist_writers") / "mnist_by_writer.npz"
 # The usual channel statistics, computed from the 60,000 training images.

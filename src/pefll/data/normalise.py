@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from pefll.data.federation import TRAIN, Federation, Normalise
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN, Normalise
 
 _BLOCK = 4096
 

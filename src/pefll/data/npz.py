@@ -14,8 +14,8 @@ from numpy.lib import format as npy
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
-from pefll.data.federation import Array
 from pefll.data.limits import NUMBER, OBJECT, check_growth
+from pefll.data.samples import Array
 
 # Methods of compression that NumPy writes. Others may need much memory, or modules that are missing.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

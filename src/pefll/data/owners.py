@@ -11,11 +11,12 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, similar
 from pefll.data import frames
 from pefll.data.arrays import as_array, owners_of
-from pefll.data.columns import TablePlan, encoded
-from pefll.data.federation import Array
+from pefll.data.missing_labels import without_gaps
+from pefll.data.samples import Array
+from pefll.data.table_plan import TablePlan, encoded
 
 Name = int | str
-CLIENT = "client"  # default name of a column or array of clients
+CLIENT, SPLIT = "client", "split"  # default names of columns or arrays
 # What `str` gives for missing values.
 _EMPTY = ("None", "nan", "<NA>", "NaT")
 
@@ -26,6 +27,15 @@ class Owned(NamedTuple):
     client: Name
     x: Array  # [m, ...]
     y: Array | None  # [m] or [m, k], labels as the data has them
+
+
+class Rows(NamedTuple):
+    """The samples of several clients in the order of their source, before any check."""
+
+    x: Any  # [N, ...]
+    y: Any  # [N] or [N, k], labels as the data has them; None without labels
+    client: Any  # [N]
+    split: Any = None  # [N]; None if the data is not split
 
 
 class Columns(NamedTuple):
@@ -58,14 +68,19 @@ def from_frame(
     frame: Any, columns: Columns, y: Any = None, name: str = "the table", *, tokens: bool = False
 ) -> list[Owned]:
     """Return the samples of each client in a table. If `y` [N] is given, it replaces the table's labels."""
+    rows = rows_of_frame(frame, columns, name, tokens=tokens)
+    owned = by_client(rows.x, rows.y if y is None else y, rows.client, name)
+    return [each._replace(x=encoded(each.x)) for each in owned] if columns.plan else owned
+
+
+def rows_of_frame(frame: Any, columns: Columns, name: str = "the table", *, tokens: bool = False) -> Rows:
+    """Return the samples of all clients in a table."""
     client = frames.find_column(frame, columns.client, name)
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
-    if y is None and frames.has_labels(frame, columns.label):
-        y = frames.label_column(frame, columns.label, name)
     x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens)
-    owned = by_client(x, y, client, name)
-    return [each._replace(x=encoded(each.x)) for each in owned] if columns.plan else owned
+    split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
+    return Rows(x, frames.labels_in(frame, columns.label, name), client, split)
 
 
 def names_of_owners(client: str, features: Sequence[str], *, named: bool = False) -> tuple[str, ...]:
@@ -113,7 +128,7 @@ def number_of_clients(owners: Any, column: str, name: str) -> int:
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:
     """Return the names of the features: `columns.features`, or else all columns but labels, clients and split."""
     labels = frames.label_names(columns.label, frames.columns(frame))
-    return columns.features or frames.feature_names(frame, (*labels, columns.client, "split"), name)
+    return columns.features or frames.feature_names(frame, (*labels, columns.client, SPLIT), name)
 
 
 def no_clients(name: str, what: str) -> PefllError:
@@ -135,7 +150,4 @@ def _labels_at(y: Array | None, rows: Array) -> Array | None:
     """Return labels at `rows`, as integers if possible: if another client has no labels, the column holds floats."""
     if y is None:
         return None
-    mine = y[rows]
-    if mine.dtype.kind == "f" and np.isfinite(mine).all() and (mine == np.floor(mine)).all():
-        return mine.astype(np.int64)
-    return mine
+    return without_gaps(y[rows]) if y.dtype.kind == "f" else y[rows]

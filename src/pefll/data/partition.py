@@ -14,7 +14,9 @@ from pefll.core.arguments import number as any_number
 from pefll.core.errors import PefllError
 from pefll.core.randomness import generator
 from pefll.core.wording import argument, counted, first_few
-from pefll.data.federation import SPLITS, TEST, TRAIN, VALIDATION, Array, Federation, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.federation import Federation
+from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
 
 _FEW = 10_000  # this many clients always fit into memory; later checks explain a lack of samples better
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,76 +12,142 @@ from pefll.core.arguments import listed, shown, text, whole_number
 from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import argument
 from pefll.data.arrays import as_array, samples_from_arrays
-from pefll.data.federation import Array, Federation
-from pefll.data.frames import column, columns, is_frame, samples_of_columns
-from pefll.data.normalise import with_channel_stats
-from pefll.data.partition import natural
+from pefll.data.column_use import chosen_features, refuse_use, use_of
+from pefll.data.federation import Federation
+from pefll.data.frames import column, columns, is_frame, joined_names, label_column, label_names
+from pefll.data.samples import Array
+from pefll.data.table_samples import rows_where, rows_with_labels, samples_of_rows
+from pefll.data.user_arrays import federation_of_clients
 
 
 def federation_from_partitioner(
     partitioner: Any,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
     features: str | Sequence[str] | None = None,
     *,
+    drop: Sequence[str] = (),
+    treat: Mapping[str, str] | None = None,
+    missing: str = "impute",
+    encode: str = "auto",
+    min_samples: int = 1,
+    time: str | None = None,
     unseen: float = 0.1,
     unseen_clients: Sequence[int | str] = (),
     validation: float = 0.1,
     test: float = 0.2,
     seed: int = 0,
+    classes: int | None = None,
     name: str = "partitions",
+    labels: str = "auto",
+    tokens: bool = False,
 ) -> Federation:
     """Return a federation with a client for each partition of a partitioner, as those of `flwr-datasets` are.
 
+    Columns are treated as by `federation_from_frame`, which explains the other arguments.
+
     Args:
         partitioner: has `num_partitions`, and `load_partition(i)`, which returns a table: a data set of Hugging Face, a
-            data frame, or a dictionary of columns.
-        label: name of the column of labels.
-        features: name of the column that holds a whole sample, such as "img"; or names of columns of numbers or
-            categories; by default all others.
+            data frame, or a dictionary of columns; or a dictionary with such a table for train, validation and test.
+        label: name of the column of labels; or several names, as a list or with commas between them.
+        features: names of the columns that are features; by default all others. One column alone may hold whole
+            samples, such as images or lists of numbers of equal length.
+        drop: names of columns that are not used, such as the one that the partitioner divides by.
+        treat: rules for columns, by their names.
+        missing: what happens to rows with missing values.
+        encode: "auto", or "none" to use numbers as they are.
+        min_samples: clients with fewer rows are left out.
+        time: name of a column that orders each client's rows.
         unseen: fraction of clients that never take part in training.
         unseen_clients: numbers of the partitions that never take part in training; they replace `unseen`.
         validation: fraction of each client's training samples that become validation samples.
-        test: fraction of each client's samples that become test samples.
+        test: fraction of each client's samples that become test samples, if partitions are not split.
         seed: seed of the random splits and of the order of clients.
+        classes: number of classes; by default that of the data set, or the largest label + 1.
         name: name of the data.
+        labels: what labels are, see `samples_from_arrays`; with auto, their type and shape tell.
+        tokens: whether the column of whole samples holds whole numbers that a model embeds.
     """
+    label = text(joined_names(label), "label", "label")
+    dropped = _names(drop, "drop", "['user']")
+    use = use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time, missing=missing)
+    tables, client, split = _tables(partitioner)
+    special = label_names(label, columns(tables[0]))
+    given = () if features is None else _names(features, "features", "['age', 'height']")
+    chosen = chosen_features(tables[0], given, special, use, name)
+    whole = {each: _whole(tables, each, name) for each in dict.fromkeys((*special, *chosen, *filter(None, [use.time])))}
+    y = label_column(whole, label, name)
+    class_names = _class_names(tables[0], label)
+    classes = classes or len(class_names) or None
+    x = whole[chosen[0]] if len(chosen) == 1 else None
+    if x is not None and x.ndim > 1:
+        refuse_use(use._replace(features=(), drop=()), f"{name}: column {chosen[0]!r}")
+        there = rows_with_labels(y, label, use, name)
+        x, y, client, split = (rows_where(there, each) for each in (x, y, client, split))
+        samples = samples_from_arrays(
+            x, y, client, split, classes, name, tokens=tokens, labels=labels, label_names=special
+        )
+        samples = replace(samples, label_column=label, unlabelled=int((~there).sum()))
+    else:
+        samples = samples_of_rows(
+            whole, label, y, client, split, chosen, classes=classes, name=name, use=use, labels=labels
+        )
+    if class_names and samples.classes == len(class_names):
+        samples = replace(samples, class_names=class_names)
+    return federation_of_clients(
+        samples,
+        missing,
+        min_samples,
+        seed=seed,
+        unseen=unseen,
+        unseen_clients=unseen_clients,
+        validation=validation,
+        test=test,
+    )
+
+
+def _names(given: str | Sequence[str], what: str, example: str) -> tuple[str, ...]:
+    """Return the names of columns in an argument."""
+    names = [given] if isinstance(given, str) else listed(given, what, example)
+    return tuple(text(each, what) for each in names)
+
+
+def _tables(partitioner: Any) -> tuple[list[Any], Array, Array | None]:
+    """Return all tables of a partitioner, the partition of each row, int64 [N], and its split [N], if there is one."""
     load, number = getattr(partitioner, "load_partition", None), getattr(partitioner, "num_partitions", None)
     if not callable(load) or number is None:
         raise PefllError(
             f"the partitioner is {shown(partitioner)}; it must have num_partitions and load_partition(i)", "PEFLL-A581"
         )
-    label = text(label, "label", "label")
-    tables = [load(place) for place in range(whole_number(number, "num_partitions", 1))]
-    for place, table in enumerate(tables):
-        if not is_frame(table):
-            raise PefllError(
-                f"partition {place} is {shown(table)}; load_partition must return a table with named columns",
-                code="PEFLL-A582",
-            )
-    wanted = [each for each in _features(tables[0], features) if each != label]
-    whole = {each: _whole(tables, each, name) for each in wanted}
-    y = _whole(tables, label, name)
-    client = np.repeat(np.arange(len(tables)), [len(table[label]) for table in tables])
-    x = next(iter(whole.values())) if len(whole) == 1 else None
-    if x is not None and x.ndim > 1:
-        samples = samples_from_arrays(x, y, client, name=name)
-    else:
-        samples = samples_of_columns(whole, tuple(whole), {}, y, client, name=name)
-    return with_channel_stats(
-        natural(samples, seed, unseen=unseen, validation=validation, test=test, unseen_clients=unseen_clients)
-    )
+    tables, client, split = [], [], []
+    for place in range(whole_number(number, "num_partitions", 1)):
+        given = load(place)
+        parts = given if isinstance(given, dict) and given and all(map(is_frame, given.values())) else {"": given}
+        for part, table in parts.items():
+            if not is_frame(table):
+                raise PefllError(
+                    f"partition {place} is {shown(table)}; load_partition must return a table with named columns",
+                    code="PEFLL-A582",
+                )
+            names = columns(table)
+            rows = len(table[names[0]]) if names else 0
+            tables.append(table)
+            client.append(np.full(rows, place))
+            split.append(np.full(rows, str(part), dtype=object))
+    splits = np.concatenate(split)
+    return tables, np.concatenate(client), None if (splits == "").all() else splits
 
 
-def _features(table: Any, features: str | Sequence[str] | None) -> list[str]:
-    if features is None:
-        return columns(table)
-    names = [features] if isinstance(features, str) else listed(features, "features", "['age', 'height']")
-    return [text(each, "a feature") for each in names]
+def _class_names(table: Any, label: str) -> tuple[str, ...]:
+    """Return the names of classes that a data set of Hugging Face has for a column; () for other tables."""
+    about = getattr(table, "features", None)
+    return tuple(getattr(about.get(label), "names", None) or ()) if isinstance(about, Mapping) else ()
 
 
 def _whole(tables: Sequence[Any], name: str, where: str) -> Array:
     """Return a column of all partitions, one after the other, [N, ...]."""
-    parts = [_values(table, name, f"partition {place}") for place, table in enumerate(tables)]
+    parts = [_values(table, name, where) for table in tables]
+    if any(part.dtype == object for part in parts):
+        parts = [part.astype(object) for part in parts]  # texts with missing values
     try:
         return np.concatenate(parts)
     except ValueError as error:
@@ -151,8 +218,8 @@ def federation_from_dataset(
     x, y = _array(parts[0], "x", name), _array(parts[1], "y", name)
     owner = client if client is not None else _array(parts[2], "client", name)
     samples = samples_from_arrays(x, y, owner, None, classes, name, tokens=tokens)
-    return with_channel_stats(
-        natural(samples, seed, unseen=unseen, validation=validation, test=test, unseen_clients=unseen_clients)
+    return federation_of_clients(
+        samples, seed=seed, unseen=unseen, unseen_clients=unseen_clients, validation=validation, test=test
     )
 
 

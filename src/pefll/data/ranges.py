@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pefll.core.wording import first_few
-from pefll.data.federation import TRAIN, Array, Federation, feature_called
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN, Array, feature_called
 
 # A client's range in a column is the largest distance of its values from the column's median. Warn if a range is this
 # many times the median client's. Incomes differ by a factor of 100; wrong units, or 1e10 for "missing", by more.

@@ -9,7 +9,7 @@ import numpy as np
 from pefll.core.arguments import text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument, counted, first_few
-from pefll.data.federation import Array, Samples
+from pefll.data.samples import Array, Samples
 
 MISSING = ("impute", "drop", "refuse")
 
@@ -19,7 +19,8 @@ def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) ->
 
     Args:
         samples: the samples of a table, or others.
-        missing: "impute" keeps rows with missing values, "drop" leaves them out, "refuse" raises PefllError.
+        missing: "impute" keeps rows with missing values, "drop" leaves them out, "refuse" raises PefllError. Rows
+            without a label are left out earlier, with "drop" alone; see `column_use.Use`.
         min_samples: clients with fewer samples are left out. They are not kept as unseen ones, because accuracies of
             unseen clients would then be those of the clients with least data.
     """
@@ -27,6 +28,9 @@ def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) ->
         raise unknown("way to deal with missing values", missing, MISSING)
     least = whole_number(min_samples, argument("min_samples"), 1)
     notes = []
+    if samples.unlabelled:
+        total = len(samples.x) + samples.unlabelled
+        notes.append(f"{samples.name}: {counted(samples.unlabelled, 'row')} of {total:,} without a label left out")
     if missing != "impute" and samples.table:
         gaps = np.isnan(samples.x)
         if missing == "refuse" and gaps.any():

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pefll.core.errors import PefllError
 from pefll.core.files import parse_json
 from pefll.data import leaf
-from pefll.data.federation import TEST, TRAIN, VALIDATION, Array, Samples
+from pefll.data.samples import TEST, TRAIN, VALIDATION, Array, Samples
 
 # LEAF's 80 characters; a token is the index of a character in this text.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

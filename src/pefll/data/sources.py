@@ -12,10 +12,12 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, frames, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
-from pefll.data.federation import Federation, Samples
-from pefll.data.frames import AS_IT_IS, Use
+from pefll.data.column_use import AS_IT_IS, Use, refuse_use
+from pefll.data.federation import Federation
 from pefll.data.normalise import with_channel_stats
+from pefll.data.owners import CLIENT
 from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
+from pefll.data.samples import Samples
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
 
@@ -122,7 +124,7 @@ def load_samples(
     report: Report | None = None,
     *,
     label: str = user_files.LABEL,
-    client: str = user_files.CLIENT,
+    client: str = CLIENT,
     use: Use = AS_IT_IS,
     labels: str = "auto",
 ) -> Samples:
@@ -139,7 +141,7 @@ def load_samples(
     """
     data_dir = as_path(data_dir, "data_dir").expanduser()
     label = frames.joined_names(label)
-    label, client = text(label, "label", user_files.LABEL), text(client, "client", user_files.CLIENT)
+    label, client = text(label, "label", user_files.LABEL), text(client, "client", CLIENT)
     source = DATASETS.get(name_or_path) if isinstance(name_or_path, str) else None
     if source is None:
         path = as_path(name_or_path, "the data set's name or path").expanduser()
@@ -148,7 +150,7 @@ def load_samples(
             return user_files.load(path, data_dir, report, label=label, client=client, use=use, labels=labels)
         raise unknown("data set", str(name_or_path), DATASETS)
     user_files.refuse_columns(source.name, label, client)
-    user_files.refuse_use(use, source.name)
+    refuse_use(use, source.name)
     found = source.found(data_dir)
     if not found:
         return source.load(data_dir)

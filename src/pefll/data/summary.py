@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pefll.core.wording import first_few
-from pefll.data.federation import SPLITS, TRAIN, Array, Federation, Samples, check_is_federation
+from pefll.data.federation import Federation, check_is_federation
+from pefll.data.samples import SPLITS, TRAIN, Array, Samples
 
 # Clients are processed in blocks. A block's table of clients and classes has about this many cells.
 _CELLS = 1 << 22

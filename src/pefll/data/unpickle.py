@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import Array
+from pefll.data.samples import Array
 
 # Errors that a damaged or hostile pickle causes inside the unpickler.
 _BROKEN = (

@@ -12,7 +12,8 @@ from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
 from pefll.data import CLIENT, LABEL, Normalise, load_samples, natural, with_channel_stats
-from pefll.data.federation import Federation, Samples
+from pefll.data.federation import Federation
+from pefll.data.samples import Samples
 from pefll.deploy.plan import check_names
 from pefll.engines.flower.client.policy import MIN_SAMPLES
 from pefll.engines.flower.protocol.agreement import Agreement

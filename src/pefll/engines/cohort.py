@@ -15,7 +15,8 @@ from pefll.core import randomness
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.tree import Tree, leaves, map_tree, rows_are_finite
 from pefll.core.wording import counted
-from pefll.data.federation import TRAIN, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN
 from pefll.engines.round_plan import CONSTANT, Rates, RoundPlan
 from pefll.methods.contract import ClientState, Each, Everyone, Method
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from pefll.backend.flops import FlopCounter
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument
-from pefll.data.federation import TRAIN, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN
 from pefll.engines.cohort import Engine
 from pefll.engines.cuda_queue import one_thread
 from pefll.engines.memory import MemoryPlan, check_fits, networks_of, sample_values

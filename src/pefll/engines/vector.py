@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pefll.core.tree import Tree, map_tree
 from pefll.data.client import Client
-from pefll.data.federation import TRAIN, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN
 from pefll.engines.cohort import (
     BaseCohort,
     Ids,

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pefll.data.federation import TEST, TRAIN, VALIDATION, Federation, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.federation import Federation
 from pefll.data.partition import dirichlet
+from pefll.data.samples import TEST, TRAIN, VALIDATION, Samples
 from pefll.experiments.descriptors import CELLS as DIRICHLET_CELLS
 from pefll.experiments.evidence import NOTHING, Evidence, Gap, Verdict, gap_over_seeds, judged, signed
 from pefll.experiments.experiment import Experiment, Row

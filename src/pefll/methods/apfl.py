@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.methods.averaging import mean
 from pefll.methods.contract import ClientState, Cohort, client_state, everyone, require
 from pefll.methods.local_sgd import LocalSGD

@@ -16,7 +16,7 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.reference import reference
 from pefll.core.tree import map_tree
 from pefll.data.client import Batch, Client
-from pefll.data.federation import VALIDATION
+from pefll.data.samples import VALIDATION
 from pefll.models.network import Network, Parameters
 from pefll.tasks import Classification, Task
 from pefll.tasks import Score as Score  # return type of a method's `predict` in classification

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.methods.averaging import mean
 from pefll.methods.contract import BaseMethod, ClientState, Cohort, check_kept, client_state, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss

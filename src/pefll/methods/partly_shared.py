@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from pefll.data.client import Client
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.methods.averaging import mean
 from pefll.methods.contract import ClientState, Cohort, client_state, everyone
 from pefll.methods.local_sgd import LocalSGD

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from pefll.data.client import Batch, Client
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.methods.contract import BaseMethod, ClientState, Cohort, check_kept, client_state, everyone, require
 from pefll.methods.optim import SGD, sgd_on_loss
 

@@ -41,7 +41,7 @@ class ModelSpec:
     probe: list[list[float | None]] | None = field(default=None, repr=False)
     neighbours: dict[str, Any] | None = None  # settings of a `NeighbourModel`
     networks: dict[str, list[float]] | None = None  # probes of a user's own embedding network and hypernetwork
-    # What was done to each column of a table, see `data.columns.TablePlan`. `data.columns.plan_of` checks and reads it.
+    # What was done to each column of a table, see `data.table_plan.TablePlan`. `plan_of` there checks and reads it.
     table: dict[str, Any] | None = field(default=None, repr=False)
     task: str | None = None  # the task with its settings, as text; None for plain classification
     outputs: int | None = None  # number of outputs per sample; None for one per class

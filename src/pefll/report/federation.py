@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pefll.core.wording import counted, without_samples
-from pefll.data.federation import SPLITS
+from pefll.data.samples import SPLITS
 from pefll.data.summary import Spread, Summary
 from pefll.report.table import new_table
 

@@ -10,10 +10,11 @@ from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
-from pefll.core.wording import argument
+from pefll.core.wording import argument, either
 from pefll.data import DATASETS, classes_without_samples, load_samples, make_federation
-from pefll.data.federation import Federation, Samples
-from pefll.data.frames import Use, use_of
+from pefll.data.column_use import Use, use_of
+from pefll.data.federation import Federation
+from pefll.data.samples import Samples
 from pefll.data.selecting import selected
 from pefll.runs.config import Config
 from pefll.tasks.names import labels_for
@@ -59,6 +60,7 @@ def use_of_columns(config: Config) -> Use:
         # Data without columns, and named data sets, ignore it.
         config.encode,
         config.time_column,
+        config.missing,
     )
 
 
@@ -103,8 +105,8 @@ def _is_gone(config: Config) -> bool:
 def _samples_of(config: Config, console: Console | None) -> Samples:
     if data_of_python(config):
         raise PefllError(
-            f"the run was trained on data given in Python ({config.data}); evaluate it in Python, with "
-            "pefll.load(path).evaluate(federation=...)",
+            f"the run was trained on data given in Python ({config.data}); give a file to evaluate on with "
+            f"{either('--data', 'evaluate(federation=...)')}",
             code="PEFLL-T117",
         )
     if _is_gone(config):
@@ -156,5 +158,9 @@ def _partitioned(samples: Samples, config: Config) -> Federation:
     )
     if config.data_sha256 and federation.fingerprint() != config.data_sha256:
         where = config.data_dir if source else config.data
-        raise PefllError(f"the data in {where} is not what the run was trained on", code="PEFLL-T120")
+        other = either("--data FILE", "evaluate(federation=...)")
+        raise PefllError(
+            f"the data in {where} is not what the run was trained on; restore it, or give other data with {other}",
+            code="PEFLL-T120",
+        )
     return federation

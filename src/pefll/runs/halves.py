@@ -23,8 +23,8 @@ from pefll.core.errors import PefllError
 from pefll.core.files import parse_json, write_whole
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
-from pefll.data.columns import plan_of
 from pefll.data.owners import Columns
+from pefll.data.table_plan import plan_of
 from pefll.engines.serial import SerialEngine, aligned
 from pefll.engines.settings import EngineSettings
 from pefll.methods import METHODS, build_method, method_class, typed_settings, with_networks
@@ -126,7 +126,7 @@ class Embedder:
         spec = self.spec
         plan = plan_of(spec.table, spec.input_shape)
         columns = Columns(plan.names if plan else spec.feature_names, self.origin.label, self.origin.client, plan)
-        x, y = read_new_client(x, y, columns, spec)
+        x, y = read_new_client(x, y, columns, spec, self.method.uses_labels)
         check_labels(y, self.method, spec)
         one = federation_of_new_client(x, y, spec, self.method.problem.task)
         dtype = dtype_of(self.origin.precision)

@@ -20,7 +20,7 @@ from torch import Tensor
 from pefll.core import tensorfile
 from pefll.core.errors import PefllError, first_line
 from pefll.core.files import parse_json
-from pefll.data.columns import plan_of
+from pefll.data.table_plan import plan_of
 from pefll.models.spec import ModelSpec
 
 FORMAT = "pefll-personal-model-2"

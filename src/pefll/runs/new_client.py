@@ -3,36 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import either
+from pefll.core.wording import counted, either
 from pefll.data.arrays import blank_labels, labels_of
-from pefll.data.federation import Federation, Normalise, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.federation import Federation
 from pefll.data.frames import columns as columns_of
-from pefll.data.frames import has_labels, inputs_of, is_frame, label_column, label_names
-from pefll.data.owners import Columns, features_in, find_owners, names_of_owners, number_of_clients
+from pefll.data.frames import inputs_of, is_frame, label_names, labels_in
+from pefll.data.missing_labels import labelled
+from pefll.data.owners import Columns, Owned, features_in, find_owners, names_of_owners, number_of_clients
+from pefll.data.samples import Normalise, Samples
 from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
 from pefll.runs.personal import check_input, warn_of_positions
 from pefll.tasks import Task
 
 
-def read_new_client(x: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[Any, Any]:
+def read_new_client(x: Any, y: Any, columns: Columns, spec: ModelSpec, uses_labels: bool) -> tuple[Any, Any]:
     """Return a new client's samples [m, ...], in the type and layout of the training data, and its labels or None.
+
+    Samples without a label are left out with a warning if the method uses labels; see `missing_labels.labelled`.
 
     Args:
         x: [m, ...] samples, or a table.
-        y: [m] labels; None for no labels, or for labels in the table.
+        y: [m] labels, of which some may be missing; None for no labels, or for labels in the table.
         columns: names of a table's columns.
         spec: of the run's models.
+        uses_labels: whether the method uses labels.
     """
     if is_frame(x):
         x, y = _from_frame(x, y, columns, spec)
-    return check_input(x, spec), y
+    x, y, left_out = labelled(check_input(x, spec), y, uses_labels)
+    if left_out:
+        warnings.warn(unlabelled_words(left_out, left_out + len(x)), stacklevel=3)
+    return x, y
+
+
+def labelled_clients(owned: Sequence[Owned], uses_labels: bool) -> tuple[list[Owned], str]:
+    """Return clients with the samples and labels that a method can use, and a sentence on what was left out, or ""."""
+    total, left_out, kept = 0, 0, []
+    for one in owned:
+        x, y, without = labelled(one.x, one.y, uses_labels)
+        kept.append(one._replace(x=x, y=y))
+        left_out, total = left_out + without, total + len(one.x)
+    return kept, unlabelled_words(left_out, total) if left_out else ""
+
+
+def unlabelled_words(left_out: int, samples: int) -> str:
+    """Return the sentence that says how many of a number of samples were left out because they have no label."""
+    return f"{left_out:,} of {counted(samples, 'sample')} left out: without a label, this run cannot use them"
 
 
 def federation_of_new_client(x: Any, y: Any, spec: ModelSpec, task: Task) -> Federation:
@@ -101,8 +127,7 @@ def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[
             f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
             code="PEFLL-M037",
         )
-    if y is None and has_labels(frame, columns.label):
-        y = label_column(frame, columns.label, "the table")
+    y = labels_in(frame, columns.label, "the table") if y is None else y
     if not columns.features:
         warn_of_positions(stacklevel=5)
     chosen = features_in(frame, columns, "the table")

@@ -20,8 +20,8 @@ from pefll.core.plugins import allow, is_allowed
 from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
-from pefll.data.columns import Encoded, TablePlan, plan_of
 from pefll.data.frames import inputs_of, is_frame
+from pefll.data.table_plan import Encoded, TablePlan, plan_of
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel

@@ -13,7 +13,8 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.reference import reference
 from pefll.data.client import Batch
-from pefll.data.federation import Federation, Samples
+from pefll.data.federation import Federation
+from pefll.data.samples import Samples
 from pefll.tasks.contract import BaseTask, check_kind, sums_type
 from pefll.tasks.metrics import Metric, auc, calibration_error, check_metrics, macro_f1
 from pefll.tasks.settings import check_at_least, check_function, chosen_metrics, constants, numbers

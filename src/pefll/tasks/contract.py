@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.data.client import Batch
-from pefll.data.federation import Federation, Samples
+from pefll.data.federation import Federation
+from pefll.data.samples import Samples
 from pefll.tasks.metrics import Metric, check_metrics
 
 

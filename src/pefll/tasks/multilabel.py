@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import Federation, Samples
+from pefll.data.federation import Federation
+from pefll.data.samples import Samples
 from pefll.tasks.contract import BaseTask
 from pefll.tasks.metrics import Metric, set_accuracy, set_auc, set_macro_f1, set_micro_f1
 from pefll.tasks.settings import check_at_least, check_function, chosen_metrics, constants, numbers

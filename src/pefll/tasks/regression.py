@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError, unknown
 from pefll.data.client import Batch
-from pefll.data.federation import TRAIN, Federation, Samples
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN, Samples
 from pefll.tasks import metrics as figures
 from pefll.tasks.contract import BaseTask, sums_type
 from pefll.tasks.metrics import Metric

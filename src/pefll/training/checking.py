@@ -26,7 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow, fault
 from pefll.core.tree import Tree, leaves, map_tree, named_leaves
-from pefll.data.federation import TEST, TRAIN, VALIDATION, Federation, Samples, assemble
+from pefll.data.assembly import assemble
+from pefll.data.federation import Federation
+from pefll.data.samples import TEST, TRAIN, VALIDATION, Samples
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine

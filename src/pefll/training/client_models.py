@@ -19,7 +19,8 @@ from pefll.core.errors import PefllError
 from pefll.core.progress import Monitor
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import counted, first_few
-from pefll.data.federation import SPLITS, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import SPLITS
 from pefll.engines.serial import SerialCohort, SerialEngine
 from pefll.methods.contract import Method
 from pefll.models.neighbours import NeighbourModel

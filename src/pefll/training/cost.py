@@ -13,7 +13,8 @@ from pefll.backend.flops import FlopCounter
 from pefll.core.arguments import whole_number
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, map_tree
-from pefll.data.federation import TRAIN, Federation, check_is_federation
+from pefll.data.federation import Federation, check_is_federation
+from pefll.data.samples import TRAIN
 from pefll.engines.cohort import BaseCohort
 from pefll.engines.serial import SerialEngine
 from pefll.methods.contract import ClientState, Each, Everyone, Method, each

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError, unknown
-from pefll.data.federation import SPLITS, VALIDATION, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import SPLITS, VALIDATION
 from pefll.engines.cohort import Engine, Ids, LimitsWeights, not_finite
 from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
 from pefll.methods.contract import Method, each

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from pefll.core.signals import Stopped
-from pefll.data.federation import TRAIN, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import TRAIN
 from pefll.engines.cohort import Engine
 from pefll.methods.contract import Method
 from pefll.runs.config import Config

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pefll.core.tree import Tree
-from pefll.data.federation import VALIDATION
+from pefll.data.samples import VALIDATION
 from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import DeviceFuture, copy_to_host, queue_of
 from pefll.runs.progress import Progress

@@ -23,8 +23,7 @@ from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few
 from pefll.data.arrays import blank_labels
-from pefll.data.columns import plan_of
-from pefll.data.federation import Federation, Samples, check_is_federation
+from pefll.data.federation import Federation, check_is_federation
 from pefll.data.frames import is_frame
 from pefll.data.owners import (
     Columns,
@@ -33,6 +32,8 @@ from pefll.data.owners import (
     by_client,
     from_frame,
 )
+from pefll.data.samples import Samples
+from pefll.data.table_plan import plan_of
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.engines.serial import SerialEngine
@@ -46,7 +47,15 @@ from pefll.runs import checkpoint
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
 from pefll.runs.halves import Embedder, Generator, Origin, halves_of
-from pefll.runs.new_client import check_labels, dtype_of, federation_of_new_client, one_client, read_new_client
+from pefll.runs.new_client import (
+    check_labels,
+    dtype_of,
+    federation_of_new_client,
+    labelled_clients,
+    one_client,
+    read_new_client,
+)
+from pefll.runs.other_data import encoded_federation, is_raw
 from pefll.runs.personal import PersonalModel, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
 from pefll.runs.progress import check_progress, restore
@@ -188,26 +197,25 @@ class Run:
         method = build_checked_method(config.method, self.method.problem, settings)
         return dataclasses.replace(self, config=config, method=method)
 
-    def evaluate(
-        self, split: str = "test", federation: Federation | None = None, console: Console | None = None
-    ) -> Evaluation:
+    def evaluate(self, split: str = "test", federation: Any = None, console: Console | None = None) -> Evaluation:
         """Return the metrics of all clients' personal models on one split of the clients' own samples.
 
         Args:
             split: train, validation or test.
-            federation: other data with the same labels and shape; None for the data that the run was trained on.
+            federation: other data with the same labels and columns: a federation, or a table or a path, which
+                `federation_from` reads; None for the data that the run was trained on.
             console: shows progress; None for silence.
         """
         return self.scores(split, federation, console)[0]
 
     def evaluate_clients(
-        self, split: str = "test", federation: Federation | None = None, console: Console | None = None
+        self, split: str = "test", federation: Any = None, console: Console | None = None
     ) -> list[ClientScore] | list[ClientMetrics]:
         """Return each client's own score, seen clients first; see `evaluate`. Other tasks give `ClientMetrics`."""
         return self.scores(split, federation, console)[1]
 
     def scores(
-        self, split: str = "test", federation: Federation | None = None, console: Console | None = None
+        self, split: str = "test", federation: Any = None, console: Console | None = None
     ) -> tuple[Evaluation, list[Any]]:
         """Return what `evaluate` and `evaluate_clients` return, with one pass over the samples."""
         number = split_number(split)
@@ -226,19 +234,49 @@ class Run:
         clients = [_client_result(measure, row, client, data) for client, row in enumerate(sums)]
         return measure.evaluation(sums, data.num_seen), clients
 
-    def _data(self, federation: Federation | None, console: Console | None) -> Federation:
+    def federation_from(
+        self,
+        data: Any,
+        *,
+        label: str | None = None,
+        client: str | None = None,
+        validation: float = 0.1,
+        test: float = 0.2,
+    ) -> Federation:
+        """Return a federation of other data, whose columns are encoded with the run's plan and not with one of its own.
+
+        A value that training never saw counts as one of the others, and a missing value is filled as in training. All
+        clients count as unseen. Rows without a label are left out with a warning.
+
+        Args:
+            data: a table with the columns of the training data, or the path of a file or folder; see `data.read_each`.
+            label: name of the column of labels; None for the run's.
+            client: name of the column of clients; None for the run's.
+            validation: fraction of each client's training samples that become validation samples.
+            test: fraction of each client's samples that become test samples, if `data` has no column `split`.
+        """
+        known = self.columns
+        columns = known._replace(label=label or known.label, client=client or known.client)
+        labels = self.method.problem.task.labels
+        return encoded_federation(
+            data, columns, self.model_spec, labels, seed=self.config.seed, validation=validation, test=test
+        )
+
+    def _data(self, federation: Any, console: Console | None) -> Federation:
         """Return a federation, by default that of the run; PefllError if it does not fit the run's models."""
+        if federation is not None and is_raw(federation):
+            federation = self.federation_from(federation)
         if federation is not None:
             check_is_federation(federation)
         spec, task = self.model_spec, self.method.problem.task
         data = with_labels_of(task, federation or self.federation or federation_of(self.config, console))
+        self._check_columns(data)  # before the shape, because another plan may have another number of inputs
         if data.input_shape != spec.input_shape or data.classes != spec.classes:
             raise PefllError(
                 f"the run was trained on {spec.classes} classes and samples of shape {spec.input_shape}, "
                 f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
                 code="PEFLL-T121",
             )
-        self._check_columns(data)
         task.check(data)
         if (
             self.method.trains_new_clients
@@ -255,8 +293,7 @@ class Run:
         if (plan is not None or spec.table is not None) and plan != json.loads(json.dumps(spec.table)):
             raise PefllError(
                 f"the columns of {data.name} were encoded by another plan than those of the run: a plan depends on the "
-                "rows that it is made from; evaluate on the run's own federation, or make a personal model with "
-                "run.personalize(rows, labels) and take its metrics(rows, labels)",
+                "rows that it is made from; encode other rows with the run's plan: run.federation_from(table)",
                 code="PEFLL-T580",
             )
         if data.class_names and spec.class_names and data.class_names != spec.class_names:
@@ -266,7 +303,7 @@ class Run:
                 code="PEFLL-T581",
             )
 
-    def model_of(self, client: int | str, federation: Federation | None = None) -> PersonalModel:
+    def model_of(self, client: int | str, federation: Any = None) -> PersonalModel:
         """Return the personal model of a client of the federation, as `evaluate` scores it on a CPU.
 
         A seen client uses what it and the server kept of it in training, such as its head or its embedding.
@@ -285,7 +322,7 @@ class Run:
         self,
         clients: Any = None,
         split: str = "test",
-        federation: Federation | None = None,
+        federation: Any = None,
         console: Console | None = None,
     ) -> Predictions:
         """Return the predictions of clients' personal models for each of their own samples; see `model_of`.
@@ -336,7 +373,7 @@ class Run:
             y: [m] the client's labels; None for a client without labels, or for labels in the table.
         """
         spec = self.model_spec
-        x, y = read_new_client(x, y, self.columns, spec)
+        x, y = read_new_client(x, y, self.columns, spec, self.method.uses_labels)
         if y is None and self.method.uses_labels:
             self._check_refining()
         check_labels(y, self.method, spec)
@@ -398,7 +435,10 @@ class Run:
         """
         models: dict[Name, PersonalModel] = {}
         errors: dict[Name, PefllError] = {}
-        for one in self._owned(x, y, client):
+        owned, note = labelled_clients(self._owned(x, y, client), self.method.uses_labels)
+        if note:
+            warnings.warn(note, stacklevel=2)
+        for one in owned:
             try:
                 models[one.client] = self.personalize(one.x, one.y)
             except PefllError as error:

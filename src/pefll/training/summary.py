@@ -23,7 +23,8 @@ from pefll.core.signals import Signals, Stopped
 from pefll.core.tree import Tree
 from pefll.core.wording import counted
 from pefll.data import DATASETS
-from pefll.data.federation import SPLITS, TEST, VALIDATION, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import SPLITS, TEST, VALIDATION
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import device_name, peak_memory_bytes
 from pefll.methods import hyperparameters, split_networks

@@ -414,7 +414,7 @@ def test_the_first_client_fails_before_the_first_round(tmp_path):
 def test_in_an_evaluation_a_client_that_fails_is_left_out_of_the_mean(tmp_path):
     import numpy as np
 
-    from pefll.data.federation import TEST
+    from pefll.data.samples import TEST
     from pefll.training.evaluation import client_scores
 
     here = setting(tmp_path)
@@ -447,7 +447,7 @@ def test_in_an_evaluation_a_client_that_fails_is_left_out_of_the_mean(tmp_path):
 def test_in_an_evaluation_a_score_that_cannot_be_is_left_out_of_the_mean(forged, reason, tmp_path):
     import numpy as np
 
-    from pefll.data.federation import TEST
+    from pefll.data.samples import TEST
     from pefll.training.evaluation import client_scores
 
     here = setting(tmp_path)

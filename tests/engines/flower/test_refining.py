@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
-from pefll.data.federation import TEST
+from pefll.data.samples import TEST
 from pefll.deploy.apps import write_model
 from pefll.engines.flower.client.app import PefllClientApp
 from pefll.engines.flower.inprocess import InProcessGrid

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.core.tree import leaves
-from pefll.data.federation import TEST
+from pefll.data.samples import TEST
 from pefll.engines.serial import SerialEngine
 from pefll.methods import METHODS
 from pefll.training.evaluation import client_scores

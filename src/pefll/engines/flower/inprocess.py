@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from pefll.core.errors import PefllError
-from pefll.data.federation import SPLITS, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import SPLITS
 
 try:
     from flwr.app import Context, Error, Message, RecordDict

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from pefll.core.errors import PefllError
+from pefll.data.client_files import read_member
 from pefll.data.federation import Federation
-from pefll.data.user_files import CLIENT, SPLIT, read_member, state_of
+from pefll.data.owners import CLIENT, SPLIT
+from pefll.data.user_files import state_of
 from pefll.engines.flower.client.client_store import ClientStore
 from pefll.engines.flower.client.policy import Policy, Refusal, WatchedClient
 from pefll.engines.flower.protocol.agreement import Agreement, TooLarge

@@ -11,7 +11,7 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.data.client import Batch, Batches, Client
-from pefll.data.federation import SPLITS, TRAIN
+from pefll.data.samples import SPLITS, TRAIN
 
 METHODS = ("pefll",)  # allowed if the owner names no methods
 MIN_SAMPLES = 8

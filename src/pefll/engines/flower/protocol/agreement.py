@@ -21,8 +21,8 @@ from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.files import parse_json
 from pefll.core.wording import counted
 from pefll.data.arrays import blank_labels
-from pefll.data.columns import TablePlan, plan_of
-from pefll.data.federation import Array, Normalise
+from pefll.data.samples import Array, Normalise
+from pefll.data.table_plan import TablePlan, plan_of
 from pefll.engines.memory import CLIENT_NETWORKS, MemoryPlan, check_fits, check_model_fits, networks_of, sample_values
 from pefll.methods import build_method, hyperparameters, typed_settings
 from pefll.methods.contract import Method, Problem

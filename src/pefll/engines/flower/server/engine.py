@@ -21,7 +21,7 @@ from torch import Tensor
 from pefll.core.errors import PefllError
 from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import counted
-from pefll.data.federation import TRAIN
+from pefll.data.samples import TRAIN
 from pefll.engines.cohort import Ids, Ledger, check_cohort_size, sampled, seen_and_new
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import pack

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pefll.core.tree import Tree, leaves, map_tree
 from pefll.core.wording import counted
+from pefll.data.assembly import assemble
 from pefll.data.client import Client
-from pefll.data.federation import Samples, assemble
+from pefll.data.samples import Samples
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import (
     HEADER_BYTES,

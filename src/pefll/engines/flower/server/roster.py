@@ -11,7 +11,8 @@ import torch
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
-from pefll.data.federation import SPLITS, TRAIN, Federation
+from pefll.data.federation import Federation
+from pefll.data.samples import SPLITS, TRAIN
 from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.message import printable
 from pefll.engines.flower.server.hellos import Hellos

@@ -1,0 +1,278 @@
+"""Columns of a user's table, read as numbers: float64 with NaN for missing values."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pefll.core.errors import PefllError, unknown
+from pefll.core.wording import argument, counted, either
+
+Array = npt.NDArray[Any]
+
+NUMBER, BOOLEAN, CATEGORY, DATE, CALENDAR, TEXT = KINDS = ("number", "boolean", "category", "date", "calendar", "text")
+# What a user may ask for. Booleans are found by themselves.
+RULES = (NUMBER, CATEGORY, DATE, CALENDAR, TEXT)
+
+# A category has at most this many inputs of its own. Rarer values share one input.
+MOST_VALUES = 32
+# A column with more different texts than this, or with more than one for every two rows, is no category.
+_MANY_TEXTS, _FEW_ROWS = 1_000, 50
+_LONGEST = 1_000  # most characters of a category's value
+_DAY = 86_400.0  # seconds
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
+_LOCAL_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ].*)?")
+_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """A column of a table, as `read_column` read it.
+
+    Attributes:
+        name: its name in the table.
+        kind: one of `KINDS`.
+        values: the texts that the column's codes stand for; only for categories and texts.
+    """
+
+    name: str
+    kind: str
+    values: tuple[str, ...] = ()
+
+
+def read_column(values: Array, name: str, where: str, rule: str = "") -> tuple[RawColumn, Array]:
+    """Return a table's column, and its values as float64 [N] with NaN for missing ones.
+
+    Numbers and booleans stay as they are, dates become days since 1970, and texts become codes.
+
+    Args:
+        values: [N] numbers, booleans, dates, texts, or a mixture of one of these with missing values.
+        name: name of the column.
+        where: name of the table, for errors.
+        rule: one of `KINDS`; "" to find out. Dates and long texts need a rule.
+    """
+    kind = values.dtype.kind
+    if kind == "M":
+        return _dates(name, values.astype("datetime64[us]").astype(np.float64), np.isnat(values), rule, where)
+    if kind in "uif" and rule != CATEGORY:
+        if rule not in ("", NUMBER, BOOLEAN):
+            raise _wrong_kind(where, name, "numbers", rule)
+        return RawColumn(name, rule or NUMBER), values.astype(np.float64)
+    if kind == "b" and rule != CATEGORY:
+        if rule not in ("", NUMBER, BOOLEAN):
+            raise _wrong_kind(where, name, "booleans", rule)
+        return RawColumn(name, rule or BOOLEAN), values.astype(np.float64)
+    if kind not in "uifbOUS":
+        raise _no_values(where, name, str(values.dtype))
+    if kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    return _objects(values.tolist(), name, where, rule)
+
+
+def _objects(values: list[Any], name: str, where: str, rule: str) -> tuple[RawColumn, Array]:
+    """Return the column of a list of Python values; see `read_column`."""
+    missing = np.fromiter(map(is_missing, values), dtype=bool, count=len(values))
+    types = {type(value) for value, gap in zip(values, missing, strict=True) if not gap}
+    texts = all(issubclass(each, str) for each in types)
+    if not types:
+        return RawColumn(name, rule or NUMBER), np.full(len(values), np.nan)
+    if all(issubclass(each, datetime.date) for each in types):
+        days = [0.0 if gap else _microseconds(value) for value, gap in zip(values, missing, strict=True)]
+        return _dates(name, np.asarray(days), missing, rule, where)
+    if rule == CATEGORY or (rule == TEXT and texts):
+        return _texts(values, missing, name, where, rule)
+    is_boolean = all(issubclass(each, bool | np.bool_) for each in types)
+    if is_boolean or all(issubclass(each, numbers.Number) or each.__name__ == "Decimal" for each in types):
+        if rule not in ("", NUMBER, BOOLEAN):
+            raise _wrong_kind(where, name, "booleans" if is_boolean else "numbers", rule)
+        found = [math.nan if gap else _as_float(value) for value, gap in zip(values, missing, strict=True)]
+        return RawColumn(name, rule or (BOOLEAN if is_boolean else NUMBER)), np.asarray(found)
+    if texts and rule in (NUMBER, BOOLEAN):
+        return RawColumn(name, rule), _numbers_in_texts(values, missing, name, where, rule)
+    if texts and (rule in (DATE, CALENDAR) or (not rule and _are_dates(values, missing, _ISO))):
+        return _dates(name, _parsed_dates(values, missing, name, where), missing, rule, where)
+    if not texts and not all(issubclass(each, str | numbers.Number) for each in types):
+        raise _no_values(where, name, " and ".join(sorted(each.__name__ for each in types)[:3]))
+    if rule:
+        raise _wrong_kind(where, name, "texts", rule)
+    return _texts(values, missing, name, where, rule)
+
+
+def _texts(values: list[Any], missing: Array, name: str, where: str, rule: str) -> tuple[RawColumn, Array]:
+    """Return a column of texts as codes; PefllError if it is no category and no rule says what it is."""
+    words = [None if gap else _text_of(value) for value, gap in zip(values, missing, strict=True)]
+    different = sorted({word for word in words if word is not None})
+    longest = max(map(len, different), default=0)
+    rows = int(len(words) - missing.sum())
+    if not rule:
+        _check_categories(different, rows, name, where)
+    if longest > _LONGEST and rule != TEXT:
+        raise PefllError(
+            f"{where}: column {name!r} has a value of {longest:,} characters, which is no category; {_advice(name)}",
+            code="PEFLL-D581",
+        )
+    place: dict[str | None, float] = {word: float(code) for code, word in enumerate(different)}
+    codes = np.fromiter((place.get(word, math.nan) for word in words), dtype=np.float64, count=len(words))
+    return RawColumn(name, rule or CATEGORY, tuple(different)), codes
+
+
+def _check_categories(different: list[str], rows: int, name: str, where: str) -> None:
+    """Raise PefllError for texts that look like dates, like numbers, or like free text."""
+    if different and all(_LOCAL_DATE.fullmatch(word) for word in different):
+        raise PefllError(
+            f"{where}: column {name!r} has dates such as {different[0]!r}, which countries read differently; write "
+            f"them as 2024-12-31, or {_leave_out(name)}",
+            code="PEFLL-D582",
+        )
+    odd = [word for word in different if not _is_number(word)]
+    if len(different) - len(odd) > MOST_VALUES and 0 < len(odd) < len(different) / 2:
+        raise PefllError(
+            f"{where}: column {name!r} has numbers, but also the text {odd[0]!r}; leave such cells empty if the value "
+            f"is missing, or use it as a category with {_treat(name, CATEGORY)}",
+            code="PEFLL-D583",
+        )
+    if len(different) > _MANY_TEXTS or (rows >= _FEW_ROWS and 2 * len(different) > rows):
+        raise PefllError(
+            f"{where}: column {name!r} has {len(different):,} different texts in {counted(rows, 'row')}, which is no "
+            f"category; {_advice(name)}",
+            code="PEFLL-D584",
+        )
+
+
+def _dates(name: str, micro: Array, missing: Array, rule: str, where: str) -> tuple[RawColumn, Array]:
+    """Return a column of dates, given in microseconds since 1970; PefllError without a rule."""
+    if rule not in (DATE, CALENDAR):
+        if rule:
+            raise _wrong_kind(where, name, "dates", rule)
+        raise PefllError(
+            f"{where}: column {name!r} has dates; say how to use them: {_treat(name, DATE)} for days (a trend), "
+            f"{_treat(name, CALENDAR)} for the time of the year, the week and the day, or {_leave_out(name)}",
+            code="PEFLL-D585",
+        )
+    return RawColumn(name, rule), np.where(missing, np.nan, micro / (_DAY * 1e6))
+
+
+def _parsed_dates(values: list[Any], missing: Array, name: str, where: str) -> Array:
+    """Return texts as microseconds since 1970, float64 [N]; PefllError for a text that is no ISO date."""
+    known: dict[str, float] = {}
+    for value, gap in zip(values, missing, strict=True):
+        if gap or value in known:
+            continue
+        try:
+            if not _ISO.fullmatch(value.strip()):
+                raise ValueError
+            known[value] = _microseconds(datetime.datetime.fromisoformat(value.strip().replace(",", ".")))
+        except ValueError:
+            raise PefllError(
+                f"{where}: column {name!r} has {value[:40]!r}, which is no date; write dates as 2024-12-31 or "
+                "2024-12-31 23:59:00",
+                code="PEFLL-D586",
+            ) from None
+    return np.asarray([0.0 if gap else known[value] for value, gap in zip(values, missing, strict=True)])
+
+
+def _microseconds(date: datetime.date) -> float:
+    """Return the time since 1970; a time without a zone counts as UTC."""
+    if not isinstance(date, datetime.datetime):
+        return (date - datetime.date(1970, 1, 1)).days * _DAY * 1e6
+    zone = datetime.UTC if date.tzinfo is not None else None
+    return (date - datetime.datetime(1970, 1, 1, tzinfo=zone)).total_seconds() * 1e6
+
+
+def _numbers_in_texts(values: list[Any], missing: Array, name: str, where: str, rule: str) -> Array:
+    found = np.full(len(values), np.nan)
+    for place in np.flatnonzero(~missing).tolist():
+        word = values[place].strip()
+        if rule == BOOLEAN and word.lower() in (*_TRUE, *_FALSE):
+            found[place] = word.lower() in _TRUE
+        elif _is_number(word):
+            found[place] = float(word)
+        else:
+            raise PefllError(
+                f"{where}: column {name!r} has the text {word[:40]!r} where a number is needed; correct it, or leave "
+                "the cell empty if the value is missing",
+                code="PEFLL-D587",
+            )
+    return found
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value of a table or a label is missing: None, NaN, NaT or an empty text."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, str):
+        return not value.strip()
+    return isinstance(value, float) and value != value
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError):  # a whole number beyond float64, or a complex one
+        return math.inf
+
+
+def _text_of(value: Any) -> str:
+    """Return a category's value as text: 7 and 7.0 are the same, because missing values turn integers into floats."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value.strip() if isinstance(value, str) else str(value)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
+
+
+def _are_dates(values: list[Any], missing: Array, form: re.Pattern[str]) -> bool:
+    return all(gap or form.fullmatch(value.strip()) for value, gap in zip(values, missing, strict=True))
+
+
+def check_rules(rules: Mapping[str, str], names: Sequence[str], where: str) -> None:
+    """Raise PefllError for a rule that does not exist, or that is about a column that is not a feature."""
+    for name, rule in rules.items():
+        if rule not in RULES:
+            raise unknown("rule for a column", rule, RULES)
+        if name not in names:
+            raise PefllError(
+                f"{where}: {_treat(name, rule)} is about a column that is not among the features; correct its name",
+                code="PEFLL-D589",
+            )
+
+
+def _treat(name: str, rule: str) -> str:
+    return either(f"--treat '{name}={rule}'", f"treat={{{name!r}: {rule!r}}}")
+
+
+def _leave_out(name: str) -> str:
+    return f"leave it out with {either(f'--drop {name!r}', f'drop=[{name!r}]')}"
+
+
+def _advice(name: str) -> str:
+    return f"{_leave_out(name)}, or count its words with {_treat(name, TEXT)}"
+
+
+def _wrong_kind(where: str, name: str, found: str, rule: str) -> PefllError:
+    return PefllError(
+        f"{where}: column {name!r} has {found}, but it is used as {rule}; give it the values that it is meant to have, "
+        f"or change {argument('treat')}",
+        code="PEFLL-D590",
+    )
+
+
+def _no_values(where: str, name: str, found: str) -> PefllError:
+    return PefllError(
+        f"{where}: column {name!r} has values of type {found}, which do not hold numbers, texts or dates; turn it into "
+        f"numbers, or {_leave_out(name)}",
+        code="PEFLL-D160",
+    )

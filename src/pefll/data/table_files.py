@@ -1,0 +1,114 @@
+"""Reads CSV and Parquet files as data frames."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pefll.core.errors import PefllError, first_line
+from pefll.data.limits import NUMBER, OBJECT, check_growth
+
+CSV = (".csv", ".tsv")
+PARQUET = (".parquet", ".pq")
+TABLES = (*CSV, *PARQUET)
+
+# Memory that pandas needs to read a CSV, in bytes per cell and per column. Cells that a short line lacks count too.
+_CSV_CELL, _CSV_COLUMN = 25, 2_000
+_CHUNK = 1 << 20  # bytes
+
+
+def read_frame(path: Path) -> Any:
+    """Return the table in a CSV or Parquet file as a pandas data frame."""
+    parquet = path.suffix.lower() in PARQUET
+    what = "Parquet" if parquet else "CSV"
+    try:
+        import pandas
+
+        if parquet:
+            import pyarrow.compute
+            import pyarrow.parquet
+    except ImportError:
+        needs = "pandas and pyarrow" if parquet else "pandas"
+        raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'", code="PEFLL-D162") from None
+    try:
+        if parquet:
+            return _read_parquet(path, pyarrow)
+        separator = "\t" if path.suffix.lower() == ".tsv" else ","
+        _check_csv(path, separator)
+        return pandas.read_csv(path, sep=separator, low_memory=False)
+    except UnicodeDecodeError:
+        raise PefllError(
+            f"{path} is not UTF-8; if it is Latin-1, as older spreadsheets write it, convert it: "
+            f"iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > utf8.csv",
+            code="PEFLL-D597",
+        ) from None
+    except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError, csv.Error) as error:
+        reason = first_line(error).strip()
+        raise PefllError(f"{path} cannot be read as {what}: {reason}; save it again", code="PEFLL-D163") from None
+
+
+def _check_csv(path: Path, separator: str) -> None:
+    """Raise PefllError for a CSV that needs too much memory: pandas fills short lines up to the full width."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as text_file:
+        heading = text_file.readline(1 << 20)
+        other = next((mark for mark in ";\t|" if mark in heading and separator not in heading), "")
+        if other and separator == ",":
+            raise PefllError(
+                f"{path} separates its cells by {other!r}, not by commas; save it with commas, for example: "
+                f"pandas.read_csv({path.name!r}, sep={other!r}).to_csv('commas.csv', index=False), adding decimal=',' "
+                "if numbers have decimal commas",
+                code="PEFLL-D596",
+            )
+        text_file.seek(0)
+        filled = (row for row in csv.reader(text_file, delimiter=separator) if len(row) > 1 or "".join(row).strip())
+        # If the first line of values is longer than the line of names, pandas adds columns.
+        width = max((len(row) for row in islice(filled, 2)), default=0)
+    lines = 1
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
+    check_growth(str(path), path.stat().st_size, width * (_CSV_COLUMN + _CSV_CELL * lines))
+
+
+def _read_parquet(path: Path, pyarrow: Any) -> Any:
+    """Return the table in a Parquet file; PefllError if the table would take too much memory."""
+    stored, needed, texts = path.stat().st_size, 0, []
+    about = pyarrow.parquet.read_metadata(path)
+    for place, field in enumerate(about.schema.to_arrow_schema()):
+        kind = field.type
+        while isinstance(kind, pyarrow.BaseExtensionType | pyarrow.DictionaryType):
+            kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind.storage_type
+        if pyarrow.types.is_nested(kind):
+            raise PefllError(
+                f"{path.name}: column {field.name!r} does not hold numbers; turn it into numbers or leave it out",
+                code="PEFLL-D160",
+            )
+        if _is_text(pyarrow.types, kind):
+            texts.append(field.name)
+        # Dates, times and decimal numbers become Python objects, like texts.
+        is_number = pyarrow.types.is_primitive(kind) and not (
+            pyarrow.types.is_date(kind) or pyarrow.types.is_time(kind)
+        )
+        width = kind.byte_width if pyarrow.types.is_fixed_size_binary(kind) else 0
+        for group in map(about.row_group, range(about.num_row_groups)):
+            part = group.column(place)  # `place` is right because no column is nested; equal values take few bytes
+            rows = max(part.num_values, group.num_rows, 0)
+            needed += max(part.total_uncompressed_size, rows * (NUMBER if is_number else OBJECT + width))
+    check_growth(str(path), stored, needed)
+    # The file stores equal texts once. So does a dictionary array, so that the full size can be checked first.
+    table = pyarrow.parquet.read_table(path, read_dictionary=texts)
+    for chunk in (chunk for column in table.columns for chunk in column.chunks):
+        if isinstance(chunk, pyarrow.DictionaryArray) and _is_text(pyarrow.types, chunk.dictionary.type):
+            lengths = pyarrow.compute.binary_length(chunk.dictionary).cast("int64").take(chunk.indices)
+            needed += pyarrow.compute.sum(lengths).as_py() or 0
+    check_growth(str(path), stored, needed)
+    return table.to_pandas()
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    """Return whether the pyarrow type `kind` has texts or bytes of any length; `types` is `pyarrow.types`."""
+    asked = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
+    return any(is_kind(kind) for is_kind in asked)
