@@ -176,10 +176,13 @@ def test_a_task_of_ones_own_must_be_named_by_its_user(pefll, refused, table, tmp
     assert pefll("train", "--resume", run, "--task", "mytask:Absolute", "--rounds", 5).code == 0
     mine = tmp_path / "mine.csv"
     pd.read_csv(data).query("city == 'c3'").to_csv(mine, index=False)
-    pefll("personalize", run, "--data", mine, "--out", tmp_path / "m.safetensors", "--task", "mytask:Absolute")
+    made = pefll("personalize", run, "--data", mine, "--out", tmp_path / "m.safetensors", "--task", "mytask:Absolute")
+    (loss,) = re.findall(r"was made from: loss ([0-9.]+)\.\n", made.out)
     monkeypatch.setattr("pefll.core.plugins._allowed", set())
     refused("predict", tmp_path / "m.safetensors", "--data", mine, match="mytask:Absolute.*PEFLL-M001")
-    assert "sample 0: " in pefll("predict", tmp_path / "m.safetensors", "--data", mine, "--task", "mytask:Absolute").out
+    said = pefll("predict", tmp_path / "m.safetensors", "--data", mine, "--task", "mytask:Absolute")
+    assert "sample 0: " in said.out
+    assert f"with labels: loss {loss}\n" in said.out
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ from pefll.runs.progress import restore, start_or_resume
 from pefll.runs.record import seed_folder
 from pefll.tasks import Task
 from pefll.tasks.names import allow_task, checked_task
-from pefll.training.callbacks import ActiveRun, Callback, Guarded, History, ProgressBar, check_callbacks
+from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
+from pefll.training.evaluation import Measure
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.round_robin import ScheduledRun, Turns, round_robin
@@ -219,6 +220,9 @@ def train_all(
     copies: dict[object, Tensor] = {}  # samples on a GPU, which the runs share
     tell = partial(say, console) if console else None
     unfinished = [spec for spec in specs if spec.finished is None]
+    for stopping in [each for each in callbacks if isinstance(each, EarlyStopping)]:
+        for spec in unfinished:
+            stopping.check(Measure.of(spec.method, spec.federation).names)
     with ExitStack() as stack:
         # The stack closes engines in reverse order: each engine restores the torch settings that it found.
         engines = [
