@@ -246,8 +246,8 @@ def test_without_validation_samples_nobody_stops_early(monkeypatch):
 def test_what_early_stopping_and_fit_refuse(tmp_path):
     told = Told()
     for wrong, hint in (("accuracy", "per_sample"), ("per-sample", "did you mean 'per_sample'")):
+        stopping = pefll.EarlyStopping(metric=wrong)
         with pytest.raises(PefllError, match=rf"metric '{wrong}'.*{hint}.*PEFLL-A101"):
-            stopping = pefll.EarlyStopping(metric=wrong)
             pefll.fit(ragged(), "fedavg", rounds=2, out=tmp_path / "r", callbacks=[told, stopping], **QUICK)
     assert told.calls == []
     assert not (tmp_path / "r").exists()

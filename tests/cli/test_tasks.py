@@ -97,25 +97,6 @@ def test_numbers_from_a_table_to_predictions(pefll, table, tmp_path):
     assert "rmse" in pefll("show", run).out
 
 
-def test_a_search_needs_classes(pefll, table, tmp_path):
-    data = columns(table, tmp_path, "size")
-    said = pefll(
-        "tune",
-        "--data",
-        data,
-        "--label",
-        "size",
-        "--client-column",
-        "city",
-        "--grid",
-        "client_lr=0.1",
-        "--to",
-        tmp_path,
-    )
-    assert said.code == 2
-    assert "PEFLL-X500" in said.err
-
-
 def test_sets_from_a_table(pefll, table, tmp_path):
     data, run = columns(table, tmp_path, "sport", "music"), tmp_path / "run"
     said = pefll(
@@ -183,6 +164,19 @@ def test_a_task_of_ones_own_must_be_named_by_its_user(pefll, refused, table, tmp
     said = pefll("predict", tmp_path / "m.safetensors", "--data", mine, "--task", "mytask:Absolute")
     assert "sample 0: " in said.out
     assert f"with labels: loss {loss}\n" in said.out
+
+
+def test_a_search_for_numbers(pefll, table, tmp_path):
+    data = columns(table, tmp_path, "price")
+    said = pefll(
+        *("tune", "--data", data, "--label", "price", "--client-column", "city", "--task", "regression"),
+        *("--method", "fedavg", "--grid", "client_lr=1e-9,0.05", "--rounds", 3, "--eval-every", 1, "--processes", 1),
+        *("--out", tmp_path / "runs", "--to", tmp_path / "to"),
+    )
+    assert said.code == 0, said.err
+    assert "validation rmse seen" in said.err
+    (kept,) = map(json.loads, (path.read_text() for path in (tmp_path / "to").glob("*.json")))
+    assert (kept["metric"], kept["task"], kept["best"]["settings"]) == ("rmse", "regression", {"client_lr": 0.05})
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,12 @@ class Measure:
         names: tuple[str, ...] = self.group(np.ones((1, self.layout.width)))._fields
         return names
 
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The names of those metrics that are better when smaller."""
+        errors: tuple[str, ...] = self.group(np.ones((1, self.layout.width))).errors
+        return errors
+
     def group(self, sums: Floats) -> Any:
         """Return the metrics of a group of clients from sums [clients, width]; None without samples."""
         sums = sums[sums[:, 0] > 0]

@@ -94,9 +94,9 @@ def fit(
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     allow_task(task)
     value = checked_task(task)
-    name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
+    name, settings, networks, folder, callbacks = checked_arguments(method, model, settings, out, console, callbacks)
     if config is None:
-        config = _config(federation, name, model, rounds, seed, settings | named)
+        config = config_on(federation, name, model, rounds, seed, settings | named)
     elif not isinstance(config, Config):
         raise PefllError(
             f"config is {arguments.shown(config)}; give a pefll.runs.config.Config, or leave it out and give settings "
@@ -155,12 +155,12 @@ def fit_seeds(
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     allow_task(task)
     value = checked_task(task)
-    name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
+    name, settings, networks, folder, callbacks = checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
         check_is_federation(data)
-        config = _config(data, name, model, rounds, seed, settings | named)
+        config = config_on(data, name, model, rounds, seed, settings | named)
         place = folder and seed_folder(folder, seed)
         given: dict[str, Any] = {"model": model, "task": value, "networks": networks, "functions": functions}
         specs.append(resolve(config, data, place, runs=len(seeds), **given))
@@ -371,7 +371,7 @@ def names_and_functions(
     return {name: value for name, value in (texts | names).items() if value != defaults[name]}, functions
 
 
-def _checked_arguments(
+def checked_arguments(
     method: Any, model: Any, settings: dict[str, Any], out: Any, console: Any, callbacks: Any
 ) -> tuple[Any, dict[str, Any], dict[str, Any], Path | None, list[Callback]]:
     """Return the method's class or name, all settings, networks given in Python, the run's folder, the callbacks."""
@@ -398,7 +398,7 @@ def _checked_arguments(
     return name, settings, networks, folder, check_callbacks(callbacks)
 
 
-def _config(
+def config_on(
     federation: Federation, method: Any, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
 ) -> Config:
     """Return the config of a run on a federation that was made in Python."""
