@@ -408,8 +408,8 @@ def is_share(name: str, first: str) -> bool:
 
 
 def metric_word(name: str) -> str:
-    """Return the name of a metric in sentences; that of classification, per_sample, is accuracy."""
-    return "accuracy" if name == "per_sample" else name
+    """Return the name of a metric in sentences, such as `"accuracy"` for per_sample, and `"micro F1"`."""
+    return "accuracy" if name == "per_sample" else name.replace("_f1", " F1").replace("_", " ")
 
 
 def figures_in(summary: Mapping[str, Any] | None) -> dict[str, Any]:
