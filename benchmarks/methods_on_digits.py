@@ -1,6 +1,6 @@
 """Compares all methods on the bundled digits: accuracy on seen and unseen clients, and what a new client pays.
 
-    python -m benchmarks.methods_on_digits --out results/methods_on_digits.json     # about ten minutes on one core
+    python -m benchmarks.methods_on_digits --out results/methods_on_digits.json     # about two minutes on one core
     python -m benchmarks.methods_on_digits --table results/methods_on_digits.json   # the table again, in Markdown
 
 The clients are those of `pefll demo`: 100 clients with about ten training samples each, of which 30 are unseen. All

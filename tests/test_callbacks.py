@@ -243,9 +243,14 @@ def test_without_validation_samples_nobody_stops_early(monkeypatch):
     assert run_loop(config, None, Counting(), (pefll.EarlyStopping(1),)).round == 50
 
 
-def test_what_early_stopping_and_fit_refuse():
-    with pytest.raises(PefllError, match=r"metric 'accuracy'.*PEFLL-A101"):  # only a task's evaluation has its names
-        pefll.fit(ragged(), "fedavg", rounds=2, callbacks=[pefll.EarlyStopping(metric="accuracy")], **QUICK)
+def test_what_early_stopping_and_fit_refuse(tmp_path):
+    told = Told()
+    for wrong, hint in (("accuracy", "per_sample"), ("per-sample", "did you mean 'per_sample'")):
+        stopping = pefll.EarlyStopping(metric=wrong)
+        with pytest.raises(PefllError, match=rf"metric '{wrong}'.*{hint}.*PEFLL-A101"):
+            pefll.fit(ragged(), "fedavg", rounds=2, out=tmp_path / "r", callbacks=[told, stopping], **QUICK)
+    assert told.calls == []
+    assert not (tmp_path / "r").exists()
     with pytest.raises(PefllError, match=r"group 'all'.*PEFLL-A101"):
         pefll.EarlyStopping(group="all")
     with pytest.raises(PefllError, match="PEFLL-A"):

@@ -1,9 +1,16 @@
-"""Loggers: what trackio and Weights & Biases are given (stand-ins here), and what happens if they fail."""
+"""Loggers: what trackio and Weights & Biases are given (stand-ins, and the real packages if they are installed)."""
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import struct
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -89,3 +96,57 @@ def test_names_of_loggers(monkeypatch):
     assert sorted(LOGGERS) == ["tensorboard", "trackio", "wandb"]
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     assert [type(one) for one in loggers_of("wandb, wandb")] == [pefll.WandB]
+
+
+def logged_by_wandb(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the figures of each step in the offline files of Weights & Biases in a run's folder."""
+    import wandb
+    from wandb.proto import wandb_internal_pb2 as protocol
+
+    wandb.teardown()  # waits for its process, which writes the files
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        raw, at, record = path.read_bytes(), 7, b""
+        while at + 7 <= len(raw):
+            if (left := 32768 - at % 32768) < 7:  # the rest of a block is empty
+                at += left
+                continue
+            _, length, kind = struct.unpack("<IHB", raw[at : at + 7])
+            record = (record if kind in (3, 4) else b"") + raw[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # the whole record, or its end
+                found = protocol.Record()
+                found.ParseFromString(record)
+                if found.WhichOneof("record_type") == "history":
+                    items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in found.history.item}
+                    yield items["_step"], items
+
+
+def logged_by_trackio(folder: Path, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the figures of each step of a run in trackio's database."""
+    with sqlite3.connect(folder / "mine.db") as database:
+        rows = database.execute("select step, metrics from metrics where run_name like ?", [f"{name}%"])
+        yield from ((step, json.loads(metrics)) for step, metrics in rows)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_real_package_keeps_the_figures_of_runs_at_once_and_resumed_ones(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read when trackio is imported
+    for module in [one for one in sys.modules if one.split(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    pytest.importorskip(name, reason=f"{name} is not installed: pip install 'pefll[{name}]' runs this test")
+    for rounds in (4, 6):
+        settings = QUICK | {"rounds": rounds, "out": tmp_path / "runs"}
+        runs = pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], callbacks=[KINDS[name]("mine")], **settings)
+        time.sleep(1)  # the names of files of Weights & Biases have whole seconds
+    for seed, run in enumerate(runs):
+        kept = (
+            logged_by_wandb(tmp_path / "runs" / f"seed-{seed}")
+            if name == "wandb"
+            else logged_by_trackio(tmp_path, f"fedavg seed {seed} ")
+        )
+        found = {step: figures for step, figures in kept if "validation/seen/loss" in figures}
+        for group in ("seen", "unseen"):
+            for measure in pefll.Accuracy._fields:
+                wanted = {row["round"]: row[group][measure] for row in run.history}
+                assert {step: figures[f"validation/{group}/{measure}"] for step, figures in found.items()} == wanted

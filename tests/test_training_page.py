@@ -28,7 +28,7 @@ def engine(request, monkeypatch):
     fit = pefll.fit
 
     def quickly(federation, method, *, rounds, **settings):
-        steps = {} if isinstance(method, pefll.BaseMethod) else {"local_steps": 1}
+        steps = {} if isinstance(method, pefll.BaseMethod) or "local_steps" in settings else {"local_steps": 1}
         return fit(federation, method, rounds=min(rounds, 6), engine=request.param, **QUICK, **steps, **settings)
 
     monkeypatch.setattr(pefll, "fit", quickly)
@@ -87,3 +87,15 @@ def test_sampling(engine):
     asked = names["small_clients_first"](0, names["federation"].count[0, :3].numpy(), 2, None)
     assert asked.tolist() == [0, 1]
     assert names["run"].config.sampling.endswith(":small_clients_first")
+
+
+def test_a_search(engine, monkeypatch, tmp_path, capsys):
+    tune = pefll.tune
+
+    def quickly(federation, method, *, grid, rounds):
+        places = {"out": tmp_path / "runs", "to": tmp_path / "to"}
+        return tune(federation, pefll.FedAvg(local_steps=1), grid=grid, rounds=2, engine=engine, **QUICK, **places)
+
+    monkeypatch.setattr(pefll, "tune", quickly)
+    run_example("pefll.tune")
+    assert "'client_lr': 0.0" in capsys.readouterr().out

@@ -27,6 +27,7 @@ from pefll.data import (
     samples_from_arrays,
     summarise,
 )
+from pefll.experiments.tuning import tune
 from pefll.methods import (
     APFL,
     METHODS,
@@ -135,4 +136,5 @@ __all__ = [
     "replace_batchnorm",
     "samples_from_arrays",
     "summarise",
+    "tune",
 ]

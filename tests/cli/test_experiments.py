@@ -54,7 +54,7 @@ def test_stopping_a_search(pefll, tmp_path, monkeypatch):
     def stopped(*given):
         raise Stopped(3, 15)
 
-    monkeypatch.setattr(tune, "tune", stopped)
+    monkeypatch.setattr(tune, "run_search", stopped)
     said = pefll(*TUNE, "--grid", "client_lr=1", "--out", tmp_path)
     assert said.code == 128 + 15
     assert "The same command continues." in said.err
@@ -66,7 +66,7 @@ def test_a_second_ctrl_c_says_where_searches_and_tables_go_on_from(pefll, tmp_pa
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune, "tune", interrupted)
+    monkeypatch.setattr(tune, "run_search", interrupted)
     monkeypatch.setattr(reproduce, "run_missing", interrupted)
     table = ["reproduce", "table1", "--only", "local/cifar10-100", "--results", tmp_path / "results"]
     for command in ([*TUNE, "--grid", "client_lr=1"], table):

@@ -97,25 +97,6 @@ def test_numbers_from_a_table_to_predictions(pefll, table, tmp_path):
     assert "rmse" in pefll("show", run).out
 
 
-def test_a_search_needs_classes(pefll, table, tmp_path):
-    data = columns(table, tmp_path, "size")
-    said = pefll(
-        "tune",
-        "--data",
-        data,
-        "--label",
-        "size",
-        "--client-column",
-        "city",
-        "--grid",
-        "client_lr=0.1",
-        "--to",
-        tmp_path,
-    )
-    assert said.code == 2
-    assert "PEFLL-X500" in said.err
-
-
 def test_sets_from_a_table(pefll, table, tmp_path):
     data, run = columns(table, tmp_path, "sport", "music"), tmp_path / "run"
     said = pefll(
@@ -176,10 +157,26 @@ def test_a_task_of_ones_own_must_be_named_by_its_user(pefll, refused, table, tmp
     assert pefll("train", "--resume", run, "--task", "mytask:Absolute", "--rounds", 5).code == 0
     mine = tmp_path / "mine.csv"
     pd.read_csv(data).query("city == 'c3'").to_csv(mine, index=False)
-    pefll("personalize", run, "--data", mine, "--out", tmp_path / "m.safetensors", "--task", "mytask:Absolute")
+    made = pefll("personalize", run, "--data", mine, "--out", tmp_path / "m.safetensors", "--task", "mytask:Absolute")
+    (loss,) = re.findall(r"was made from: loss ([0-9.]+)\.\n", made.out)
     monkeypatch.setattr("pefll.core.plugins._allowed", set())
     refused("predict", tmp_path / "m.safetensors", "--data", mine, match="mytask:Absolute.*PEFLL-M001")
-    assert "sample 0: " in pefll("predict", tmp_path / "m.safetensors", "--data", mine, "--task", "mytask:Absolute").out
+    said = pefll("predict", tmp_path / "m.safetensors", "--data", mine, "--task", "mytask:Absolute")
+    assert "sample 0: " in said.out
+    assert f"with labels: loss {loss}\n" in said.out
+
+
+def test_a_search_for_numbers(pefll, table, tmp_path):
+    data = columns(table, tmp_path, "price")
+    said = pefll(
+        *("tune", "--data", data, "--label", "price", "--client-column", "city", "--task", "regression"),
+        *("--method", "fedavg", "--grid", "client_lr=1e-9,0.05", "--rounds", 3, "--eval-every", 1, "--processes", 1),
+        *("--out", tmp_path / "runs", "--to", tmp_path / "to"),
+    )
+    assert said.code == 0, said.err
+    assert "validation rmse seen" in said.err
+    (kept,) = map(json.loads, (path.read_text() for path in (tmp_path / "to").glob("*.json")))
+    assert (kept["metric"], kept["task"], kept["best"]["settings"]) == ("rmse", "regression", {"client_lr": 0.05})
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,21 @@ class TestWithFlower:
         travels = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(federation))).namelist()
         assert not any(word in name for name in travels for word in ("key", "crt", "clients", "server", "run"))
 
+    def test_init_keeps_how_rounds_are_trained(self, tmp_path, capsys):
+        from pefll.deploy.plan import read_app
+        from pefll.deploy.server_app import config_of
+
+        folder = tmp_path / "f"
+        words = ["--lr-schedule", "cosine 0.1", "--server-lr-schedule", "step 5 0.5", "--sampling", "samples"]
+        code, said = pefll(capsys, "flower", "init", str(folder), *words, "--eval-every", "7", "--clients", "2")
+        assert code == 0, said
+        config = config_of(read_app(folder))
+        assert (config.lr_schedule, config.server_lr_schedule) == ("cosine 0.1", "step 5 0.5")
+        assert (config.sampling, config.eval_every) == ("samples", 7)
+        mine = ["--sampling", "tests.engines.test_sampling:in_turn"]
+        code, said = pefll(capsys, "flower", "init", str(tmp_path / "own"), *mine)
+        assert (code, "PEFLL_CODE=tests.engines.test_sampling:in_turn" in said) == (0, True)
+
     def test_an_example_whose_columns_have_other_names(self, tmp_path, capsys):
         from pefll.deploy.plan import read_app
 
@@ -193,6 +208,11 @@ class TestWithFlower:
             (["init", "NEW", "--like", "digits", "--quorum", "2"], "quorum is 2.0"),
             (["init", "NEW", "--like", "digits", "--clients-per-round", "9"], "PEFLL-C008"),
             (["init", "NEW", "--like", "nothing.npz"], "PEFLL-D178"),
+            (["init", "NEW", "--lr-schedule", "cosines"], "did you mean 'cosine'"),
+            (["init", "NEW", "--lr-schedule", "step 0 2"], "PEFLL-A550"),
+            (["init", "NEW", "--method", "fedavg", "--server-lr-schedule", "cosine"], "PEFLL-S550"),
+            (["init", "NEW", "--sampling", "sample"], "did you mean 'samples'"),
+            (["init", "NEW", "--eval-every", "0"], "PEFLL-C009"),
             (["server", "NEW"], "PEFLL-F207"),
             (["run", "NEW"], "PEFLL-F207"),
             (["run", "FED"], "[PEFLL-F003]"),

@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import pefll
 from pefll.core.errors import PefllError
 from pefll.core.signals import Stopped
 from pefll.data.samples import TEST
 from pefll.engines.vector import VectorEngine
 from pefll.experiments import tune as module
 from pefll.experiments.results import collect
-from pefll.experiments.tune import Search, Trials, advice, parse_grid, trials_table, tune, tuned_settings
+from pefll.experiments.tune import Search, Trials, advice, parse_grid, run_search, trials_table, tuned_settings
 from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training import fitting
 from tests.federations import ragged
+from tests.tasks.labels import with_numbers
 
 CONFIG = Config(
     method="fedavg", settings={"local_steps": 2}, rounds=4, eval_every=2, clients_per_round=3, engine="vector"
@@ -37,7 +39,7 @@ def federation(monkeypatch):
 
 def search(tmp_path, grid=RATES, seeds=(0, 1), at_once=3, to="results", hold_out=0.0, **changes):
     wanted = Search(dataclasses.replace(CONFIG, **changes), grid, seeds, hold_out)
-    return tune(wanted, tmp_path / "runs", tmp_path / to, at_once, Console(quiet=True))
+    return run_search(wanted, tmp_path / "runs", tmp_path / to, at_once, Console(quiet=True))
 
 
 def test_the_best_mean_over_seeds_is_chosen(tmp_path):
@@ -196,7 +198,7 @@ def test_settings_can_be_chosen_by_clients_that_are_held_out_of_training(tmp_pat
 
 def test_held_out_and_seen_clients_can_decide_together(tmp_path):
     wanted = Search(CONFIG, RATES, (0,), 0.3, "both")
-    trials = tune(wanted, tmp_path / "runs", tmp_path / "results", 3, Console(quiet=True))
+    trials = run_search(wanted, tmp_path / "runs", tmp_path / "results", 3, Console(quiet=True))
     assert json.loads(trials.path.read_text())["judge"] == "both"
     score = {row["settings"]["client_lr"]: row["held_out_validation"] + row["seen_validation"] for row in trials.rows}
     assert trials.best["settings"]["client_lr"] == max(score, key=score.get)
@@ -217,7 +219,7 @@ def test_test_samples_and_unseen_clients_change_nothing(tmp_path, monkeypatch):
         return dataclasses.replace(data, y=y)
 
     monkeypatch.setattr(federations, "federation_of", poisoned)
-    other = tune(Search(CONFIG, RATES, (0, 1)), tmp_path / "other", tmp_path / "poisoned", 3, Console(quiet=True))
+    other = run_search(Search(CONFIG, RATES, (0, 1)), tmp_path / "other", tmp_path / "poisoned", 3, Console(quiet=True))
     assert [row["seen_validation"] for row in other.rows] == [row["seen_validation"] for row in honest.rows]
 
 
@@ -280,7 +282,7 @@ def test_settings_that_diverge_are_noted_and_not_chosen(tmp_path, monkeypatch):
     nothing = Search(CONFIG, {"client_lr": (1e30,)}, (0,))
     monkeypatch.undo()
     monkeypatch.setattr(federations, "federation_of", lambda config, console: ragged(seed=config.seed))
-    lost = tune(nothing, tmp_path / "lost", tmp_path / "to", 1, Console(quiet=True))
+    lost = run_search(nothing, tmp_path / "lost", tmp_path / "to", 1, Console(quiet=True))
     assert json.loads(lost.path.read_text())["best"] is None
     assert advice(lost, nothing) == []
     assert tuned_settings("fedavg", "digits", 8, tmp_path / "to") == ({}, "defaults")
@@ -346,3 +348,64 @@ def test_a_grid_is_a_product_with_types():
     assert grid == {"client_lr": (1e-3, 1e-2), "local_steps": (5,)}
     with pytest.raises(PefllError, match="PEFLL-X011"):
         module.Search(CONFIG, grid)
+
+
+def test_the_lowest_error_is_chosen_for_numbers(tmp_path):
+    given = {"rounds": 3, "eval_every": 1, "clients_per_round": 3, "engine": "serial", "processes": 1}
+    given |= {"out": tmp_path / "runs", "to": tmp_path / "to", "hold_out": 0.4}
+    near = pefll.Metric("near", lambda output, y: (output[:, 0] - y).abs() < 1)  # has no name to be imported by
+    data = with_numbers(1, clients=6, seen=5)
+    trials = pefll.tune(
+        data,
+        pefll.FedAvg(local_steps=2),
+        grid={"client_lr": [0.05, 1e-9]},
+        task=pefll.Regression(extra=[near]),
+        **given,
+    )
+    kept = json.loads(trials.path.read_text())
+    assert (kept["metric"], kept["smaller_is_better"]) == ("rmse", True)
+    assert "validation rmse" in kept["what"]
+    scores = {row["settings"]["client_lr"]: row["held_out_validation"] for row in kept["trials"]}
+    assert scores[0.05] < scores[1e-9]
+    assert kept["best"]["settings"] == {"local_steps": 2, "client_lr": 0.05}
+    assert kept["best"]["held_out_validation"] == scores[0.05]
+    alone = pefll.fit(
+        data.holding_out(0.4), "fedavg", rounds=3, eval_every=1, clients_per_round=3, engine="serial", processes=1,
+        client_lr=0.05, local_steps=2,
+    )  # fmt: skip
+    assert scores[0.05] == alone.evaluate("validation").unseen.rmse
+    table = trials_table(trials, (0,))
+    assert "rmse" in table.title
+    assert [column.header for column in table.columns][-1] == "held out validation"
+    # Ties between errors are ranked by the error of seen clients that are treated as new.
+    rows = [{"settings": {"new_lr": rate}, "seed": 0, "seen_validation": 2.0} for rate in (0.1, 0.2, 0.3)]
+    rows[1]["as_new"], rows[2]["as_new"] = 5.0, 4.0
+    errors = Trials(Path("none.json"), {"method": "pfedhn", "smaller_is_better": True}, rows)
+    assert [point["new_lr"] for point, _ in errors.ranking((0,))] == [0.3, 0.2, 0.1]
+    with pytest.raises(PefllError, match=r"task.*PEFLL-X016"):  # their figures are not comparable
+        pefll.tune(data, "fedavg", grid={"client_lr": [0.05]}, task="regression loss_name=huber", **given)
+    for grid, code in (({}, "X501"), ({"client_lr": []}, "X502"), ({"client_lr": [1, 1.0]}, "X502"), ([], "X501")):
+        with pytest.raises(PefllError, match=f"PEFLL-{code}"):
+            pefll.tune(data, "fedavg", grid=grid, **given)
+
+
+def test_without_validation_samples_nothing_is_chosen(tmp_path):
+    data = ragged()
+    data.count[1] = 0
+    with pytest.raises(PefllError, match="PEFLL-X500"):
+        pefll.tune(data, "fedavg", grid={"client_lr": [0.1]}, out=tmp_path / "runs", to=tmp_path / "to", rounds=1)
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_file_without_the_name_of_the_metric_has_accuracies(tmp_path):
+    first = search(tmp_path, seeds=(0,))
+    kept = json.loads(first.path.read_text())
+    assert kept.pop("metric") == "per_sample"
+    first.path.write_text(json.dumps(kept))  # as earlier versions wrote it
+    again = search(tmp_path, seeds=(0,))
+    assert (again.rows, again.best) == (first.rows, first.best)
+    for path in sorted(Path("results/tune").glob("*.json")):
+        protocol = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("best", "trials")}
+        trials, best = Trials.read(path, protocol | {"metric": "per_sample"}), Trials.read(path, protocol).best
+        trials.choose(best["seeds"])
+        assert trials.best["settings"] == best["settings"], path.name

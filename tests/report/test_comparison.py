@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
         ("fedavg", False),
         ("local", False),
     ]
-    assert found.note.startswith("Test metrics at the best round, mean")
+    assert found.note.startswith("Test rmse at the best round, mean")
     assert "| runs | n | seen, rmse |" in found.markdown()
     assert "| pefll | 1 | **0.053** |" in found.markdown()
     assert r"\textbf{0.053}" in found.latex()
@@ -141,13 +142,38 @@ def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> Non
     make_run("x/a", evaluations=0, **of_regression(7.0))
     folder = make_run("x/b", method="fedavg")
     found = compare(folder.path.parent)
-    assert [column.heading for column in found.columns] == ["seen, rmse", "unseen, rmse", "seen", "unseen"]
-    assert [[cell.text for cell in row.cells.values()] for row in found.rows] == [
-        ["7.00", "—", "—", "—"],
-        ["—", "—", "80.0", "70.0"],
+    assert [table.metric for table in found.tables] == ["rmse", "per_sample"]
+    assert [[column.heading for column in table.columns] for table in found.tables] == [
+        ["seen, rmse"],
+        ["seen", "unseen"],
     ]
-    assert all(row.cells[column].best for row, column in zip(found.rows, found.columns[::2], strict=True))
-    assert "Test metrics (shares in %)" in found.note
+    assert [row.runs.label for row in found.rows] == ["pefll", "fedavg"]  # each is alone in its table
+    assert all(table.rows[0].cells[table.columns[0]].best for table in found.tables)
+    assert re.findall(r"\*\*(Test .*)\*\*", found.markdown()) == ["Test rmse", "Test accuracy in %"]
+    latex = found.latex()
+    assert (latex.count(r"\begin{table}"), latex.count(r"\usepackage")) == (2, 1)
+    assert [record["measure"] for record in found.records()] == ["rmse", "per_sample", "per_sample"]
+    assert [table.metric for table in compare(folder.path.parent, "rmse").tables] == ["rmse"]
+
+
+def test_tasks_are_named_plainly_and_losses_of_different_tasks_are_not_ranked(make_run: MakeRun) -> None:
+    for name, rmse, task in (("a", 0.5, "regression"), ("b", 0.7, "regression loss_name=huber")):
+        summary = of_regression(rmse)
+        summary["metrics"]["best"]["seen"]["loss"] = rmse
+        folder = make_run(f"x/{name}", method="fedavg", evaluations=0, asked={"task": task}, **summary, task=task)
+    found = compare(folder.path.parent, ["rmse", "loss"])
+    assert [row.runs.label for row in found.rows] == ["fedavg regression", "fedavg regression loss_name=huber"]
+    best = [[cell.best for cell in row.cells.values()] for row in found.rows]
+    assert best == [[True, False], [False, False]]
+    (table,) = found.tables
+    assert table.title == "Test rmse and loss"
+    plain = make_run("x/c", method="fedavg", evaluations=0)
+    smooth = make_run("x/d", method="fedavg", evaluations=0, asked={"task": "classification label_smoothing=0.1"})
+    found = compare([plain.path, smooth.path])
+    assert [row.runs.label for row in found.rows] == [
+        "fedavg classification",
+        "fedavg classification label_smoothing=0.1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,12 @@ class Bad(pefll.BaseTask):
     def measure(self, output, batch, known):
         return {"samples": 1} if self.wrong == "sums" else super().measure(output, batch, known)
 
+    def metrics(self, sums):
+        if self.wrong == "figure":
+            return {"loss": {}["no such key"]}
+        found = super().metrics(sums)
+        return {"nothing": {}, "text": "good", "name": {"per sample": 1.0}}.get(self.wrong, found)
+
 
 FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("loss that raises", lambda: {"task": Bad("raises")}, "ValueError.*no such thing.*PEFLL-S522"),
@@ -215,6 +221,10 @@ FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("loss with NaN", lambda: {"task": Bad("nan")}, "PEFLL-S524"),
     ("wrong encoding", lambda: {"task": Bad("encode")}, "PEFLL-S525"),
     ("no sums", lambda: {"task": Bad("sums")}, "PEFLL-S520"),
+    ("no metrics", lambda: {"task": Bad("nothing")}, r"Bad returned {}.*PEFLL-S528"),
+    ("metrics that are none", lambda: {"task": Bad("text")}, "PEFLL-S528"),
+    ("metrics that raise", lambda: {"task": Bad("figure")}, "no such key.*PEFLL-S527"),
+    ("metrics without names", lambda: {"task": Bad("name")}, "PEFLL-S502"),
     ("not a task", lambda: {"task": object()}, "PEFLL-S518"),
     ("other labels", lambda: {"task": pefll.Classification()}, "numbers.*PEFLL-S500"),
     ("sets for numbers", lambda: {"task": pefll.MultiLabel()}, "PEFLL-S500"),
@@ -236,6 +246,15 @@ def test_what_does_not_fit_is_one_sentence_before_training(given, code, tmp_path
         pefll.fit(data, **{"method": "fedavg", "rounds": 1, "out": tmp_path / "r"} | given())
     assert len(str(caught.value)) < 400
     assert not (tmp_path / "r").exists()
+
+
+def test_a_task_without_metrics_has_its_loss():
+    data = with_numbers(1, clients=4, seen=3)
+    run = pefll.fit(data, "fedavg", rounds=1, task=Bad(), **QUICK)
+    x, y = data.x[:5].numpy(), data.y[:5].numpy()
+    model = run.personalize(x, y)
+    assert model.metrics(x, y) == {"loss": pytest.approx(float(np.square(model.predict(x) - y).mean()), rel=1e-5)}
+    assert str(run.evaluate()).startswith("seen loss ")
 
 
 def test_partitions_by_class_need_classes():

@@ -37,6 +37,7 @@ from pefll.core.wording import counted, first_few
 from pefll.engines.hardware import pick_device, pick_precision
 from pefll.methods import typed_settings
 from pefll.runs.config import Config
+from pefll.tasks.names import allow_task, task_text
 
 if TYPE_CHECKING:
     from pefll.experiments.experiment import Experiment
@@ -79,19 +80,20 @@ def tune(
     clients: Clients = 0,
     unseen: Annotated[float, typer.Option(help="As in `pefll train`.")] = 0.1,
     model: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
+    task: Annotated[str, typer.Option(help="As in `pefll train`.", show_default="what fits the labels")] = "",
     rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 1000,
     clients_per_round: Annotated[int, typer.Option(help="As in `pefll train`.", show_default="5% of all")] = 0,
     seeds: Annotated[str, typer.Option(help="Seeds, such as 0,1,2; every setting is tried with each.")] = "0",
     hold_out: Annotated[
         float,
         typer.Option(
-            help="Share of seen clients that do not train; settings are chosen by their accuracy as new clients."
+            help="Share of seen clients that do not train; settings are chosen by their metric as new clients."
         ),
     ] = 0.0,
     judge: Annotated[
         str,
         typer.Option(
-            help="With --hold-out: held-out, or both for the mean of their accuracy and that of clients that train."
+            help="With --hold-out: held-out, or both for the mean of their metric and that of clients that train."
         ),
     ] = "held-out",
     settings: Annotated[
@@ -116,7 +118,9 @@ def tune(
         "results/tune"
     ),
 ) -> None:
-    """Choose hyper-parameters by grid search: those with the best validation accuracy on seen clients.
+    """Choose hyper-parameters by grid search: those with the best validation metric on seen clients.
+
+    The metric is the first one of the task: the highest accuracy, or the lowest error of a regression.
 
     Test samples and unseen clients take no part in the choice. Settings that only new clients use (`new_lr`,
     `new_epochs`) are chosen with seen clients that are treated as new. To choose training settings that are good for
@@ -137,12 +141,16 @@ def tune(
     - `pefll tune --data cifar10 --clients 100 --method pfedhn --set server_lr=0.03 --grid new_lr=0.1,0.3,1,3`
 
     - `pefll tune --data cifar10 --clients 100 --method pefll-prior --grid descriptor_size=1,4,26 --hold-out 0.1`
+
+    - `pefll tune --data prices.csv --label price --client-column city --task regression --grid client_lr=1e-3,1e-2`
     """
     from pefll.experiments import tune as search
 
     allow(method, model)
+    allow_task(task or None)
     config = Config(
         method=method,
+        task=task_text(task) if task else "",
         settings=typed_settings(method, parse_settings(settings or [])),
         data=str(Path(data).resolve()) if data not in sources.DATASETS and Path(data).exists() else data,
         data_dir=str(data_dir),
@@ -165,7 +173,7 @@ def tune(
     )
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out, judge)
     with _advice_when_stopped(folder, target):
-        trials = search.tune(wanted, folder, target, at_once, err)
+        trials = search.run_search(wanted, folder, target, at_once, err)
     out.print(search.trials_table(trials, wanted.seeds))
     for sentence in search.advice(trials, wanted):
         say(out, sentence)

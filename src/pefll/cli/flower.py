@@ -11,7 +11,7 @@ import typer
 from pefll.cli.console import err, out
 from pefll.cli.options import ClientColumn, DataDir, Label
 from pefll.core.errors import PefllError
-from pefll.core.plugins import CODE
+from pefll.core.plugins import CODE, allow
 from pefll.core.progress import say
 from pefll.core.wording import counted
 from pefll.data import CLIENT, LABEL
@@ -61,6 +61,10 @@ def init(
     task: Annotated[str, typer.Option(help="As in `pefll train`.", show_default="what fits the labels")] = "",
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 100,
     clients_per_round: Annotated[int, typer.Option(help="Clients in a round.", show_default="5% of all")] = 0,
+    sampling: Annotated[str, typer.Option(help="As in `pefll train`.")] = "uniform",
+    lr_schedule: Annotated[str, typer.Option(help="As in `pefll train`.")] = "constant",
+    server_lr_schedule: Annotated[str, typer.Option(help="As in `pefll train`.")] = "constant",
+    eval_every: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 10,
     quorum: Annotated[float, typer.Option(help="Share of a round's clients that must complete the round.")] = 0.5,
     exchange_seconds: Annotated[float, typer.Option(help="Most seconds for one reply.")] = 120.0,
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0,
@@ -72,14 +76,18 @@ def init(
 
     For example: `pefll flower init my-federation --like example.npz --clients hospital-1,hospital-2 --address
     fl.example.org:8000`
+
+    A rate that falls over the rounds: `pefll flower init my-federation --rounds 300 --lr-schedule cosine`
     """
     need_flower()
     from pefll.deploy.folder import check_new, make_federation
     from pefll.deploy.plan import Plan
+    from pefll.deploy.server_app import round_plan
     from pefll.deploy.setup import agreement_like, client_names, refused_by_default
     from pefll.engines.flower.server.terms import Terms
 
     names = client_names(clients)
+    allow(sampling, lr_schedule, server_lr_schedule)
     agreed = agreement_like(
         like or "digits",
         data_dir,
@@ -97,6 +105,10 @@ def init(
         names,
         rounds=rounds,
         clients_per_round=clients_per_round,
+        eval_every=eval_every,
+        sampling=sampling,
+        lr_schedule=lr_schedule,
+        server_lr_schedule=server_lr_schedule,
         terms=Terms(exchange_seconds=exchange_seconds, round_seconds=max(600.0, 6 * exchange_seconds), quorum=quorum),
     )
     if plan.clients_per_round > len(names):
@@ -104,8 +116,10 @@ def init(
             f"--clients-per-round is {clients_per_round:,}, but the federation has {counted(len(names), 'client')}",
             code="PEFLL-C008",
         )
-    if rounds < 1:
-        raise PefllError(f"--rounds is {rounds:,}; it must be at least 1", code="PEFLL-C009")
+    for option, number in (("--rounds", rounds), ("--eval-every", eval_every)):
+        if number < 1:
+            raise PefllError(f"{option} is {number:,}; it must be at least 1", code="PEFLL-C009")
+    round_plan(plan)  # raises PefllError for a schedule or a sampling that the method cannot follow
     check_new(folder, address)
     for sentence in refused_by_default(agreed):
         say(err, sentence)
@@ -113,6 +127,8 @@ def init(
     say(out, f"{folder}: a federation of {counted(len(names), 'client')} for {method}, model {agreed.model}")
     if not like:
         say(out, "Its clients must have 8x8 digits, as in the demo; for other data, use --like example.npz")
+    if own := [text for text in (sampling, lr_schedule, server_lr_schedule) if ":" in text]:
+        say(out, f"The server runs your code: set {CODE}={','.join(own)} in its environment")
     say(out, f"Next: pefll flower server {folder}; the files for each client are in {folder}/clients/NAME")
 
 

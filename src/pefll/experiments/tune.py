@@ -1,7 +1,7 @@
-"""Grid search: finds the settings with the best validation accuracy on seen clients.
+"""Grid search: finds the settings with the best validation metric, such as the accuracy, on seen clients.
 
 It uses no test samples and no unseen clients. With `hold_out`, some seen clients do not train, and their
-accuracy decides.
+metric decides. The metric is the first one of the task; errors are better when smaller.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from pefll.core.errors import Diverged, PefllError, unknown
 from pefll.core.files import check_folder, make_folder, read_json, write_json
@@ -26,13 +27,18 @@ from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
+from pefll.data.federation import VALIDATION
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
 from pefll.report import mean_and_std, mean_std_text
 from pefll.runs import federations
 from pefll.runs.config import Config
-from pefll.runs.record import seed_folder
+from pefll.runs.record import figure_text, figures_in, is_share, metric_word, seed_folder
+from pefll.tasks import Task
+from pefll.tasks.names import resolve_task
+from pefll.tasks.sums import layout_of
 from pefll.training import fitting, run
+from pefll.training.evaluation import Measure
 from pefll.training.resolve import RunSpec, clients_per_round, resolve
 
 T = TypeVar("T")
@@ -41,6 +47,8 @@ TUNED = Path("results/tune")
 _HELD_OUT, _HELD_OUT_SCORE = "hold_out", "held_out_validation"
 _BOTH, _BOTH_SCORE = "both", "held_out_and_seen_validation"  # the mean of both accuracies
 JUDGES = ("held-out", _BOTH)
+# What a file of an earlier version, or of plain classification, does not say.
+_UNSAID = {"judge": None, "metric": "per_sample", "smaller_is_better": False, "task": ""}
 _HOLDING_OUT = "-holding-out-"  # in the names of trial files: DATA-METHOD-nCLIENTS-holding-out-SHARE.json
 # Summary fields copied into a trial.
 _KEPT = (
@@ -57,9 +65,13 @@ class Search:
         config: config of all runs; its `settings` are fixed hyper-parameters.
         grid: hyper-parameter -> values to try.
         seeds: seeds with which each setting is tried.
-        hold_out: share of the seen clients that do not train, and whose accuracy decides. 0 for none.
-        judge: whose accuracy decides if there are held-out clients: held-out, or both for the mean of their accuracy
-            and that of the clients that train.
+        hold_out: share of the seen clients that do not train, and whose metric decides. 0 for none.
+        judge: whose metric decides if there are held-out clients: held-out, or both for the mean of their metric and
+            that of the clients that train.
+        federation: the federation of a seed, if it was given in Python; None for the config's.
+        task: a task given in Python; None for the config's.
+        model: a client model given in Python; None for the config's.
+        networks: a user's own networks given in Python, by the names of hyper-parameters.
     """
 
     config: Config
@@ -67,6 +79,10 @@ class Search:
     seeds: tuple[int, ...] = (0,)
     hold_out: float = 0.0
     judge: str = "held-out"
+    federation: Callable[[int], Federation] | None = None
+    task: Task | None = None
+    model: nn.Module | None = None
+    networks: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         both = self.grid.keys() & self.config.settings.keys()
@@ -134,10 +150,10 @@ class Trials:
         if not path.is_file():
             return cls(path, protocol, [])
         earlier = read_json(path)
-        for name, value in ({"judge": None} | protocol).items():
-            if earlier.get(name) != value:
+        for name, value in (_UNSAID | protocol).items():
+            if earlier.get(name, _UNSAID.get(name)) != value:
                 raise PefllError(
-                    f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}, so accuracies are not "
+                    f"{path} was made with {name} = {earlier.get(name)!r}, not {value!r}, so its figures are not "
                     f"comparable; choose another {argument('target', option='--to')}, or delete the file",
                     code="PEFLL-X016",
                 )
@@ -155,10 +171,10 @@ class Trials:
         if isinstance(outcome, Diverged):
             row["error"] = str(outcome)
         else:
-            accuracy = outcome.summary["accuracy"]["best"]
-            row["seen_validation"] = accuracy["seen"]["per_sample"]
+            groups = figures_in(outcome.summary)["best"]
+            row["seen_validation"] = (groups["seen"] or {}).get(self.metric)
             if _HELD_OUT in self.protocol:
-                row[_HELD_OUT_SCORE] = accuracy["unseen"]["per_sample"]
+                row[_HELD_OUT_SCORE] = (groups["unseen"] or {}).get(self.metric)
             if "as_new" in outcome.summary:
                 row["as_new"] = outcome.summary["as_new"]
             row |= {key: outcome.summary[key] for key in _KEPT}
@@ -181,12 +197,12 @@ class Trials:
         write_json(self.path, self.protocol | {"best": self.best, "trials": self.rows})
 
     def ranking(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float]]]:
-        """Return the settings that were tried with each of these seeds, and their accuracies; the best mean first.
+        """Return the settings that were tried with each of these seeds, and their figures; the best mean first.
 
-        Settings that differ only in `new_*` share one training score. Ties are ranked by the accuracy of seen clients
+        Settings that differ only in `new_*` share one training score. Ties are ranked by the metric of seen clients
         that are treated as new, then by the age of the trial. Settings that diverged with a seed come last, with an
-        empty list. With `hold_out`, the accuracy of the held-out clients counts; with `judge="both"`, its mean with the
-        accuracy of the clients that train.
+        empty list. With `hold_out`, the metric of the held-out clients counts; with `judge="both"`, its mean with the
+        metric of the clients that train.
         """
         return [(point, scores) for point, scores, _ in self._ranked(seeds)]
 
@@ -198,7 +214,7 @@ class Trials:
         return [point for point, *_ in ranked[: len(same)]]
 
     def _ranked(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float], tuple[float, float]]]:
-        """Return (settings, accuracies, rank) per setting, the best first; see `ranking`."""
+        """Return (settings, figures, rank) per setting, the best first; see `ranking`."""
         found: dict[str, tuple[Settings, dict[int, dict[str, Any]]]] = {}
         for row in self.rows:
             _, tried = found.setdefault(self._whole(row["settings"]), (row["settings"], {}))
@@ -211,17 +227,34 @@ class Trials:
             known = [self._value(tried[seed]) for seed in seeds]
             scores = [score for score in known if score is not None]
             scores = scores if len(scores) == len(seeds) else []
-            as_new = [tried[seed].get("as_new", 0.0) for seed in seeds]
+            as_new = [tried[seed].get("as_new", -self._sign * math.inf) for seed in seeds]
             complete.append((point, scores, mean_and_std(as_new)[0]))
             of_training.setdefault(self._trained(point), []).extend(scores)
 
         def rank(point: Settings, scores: list[float], as_new: float) -> tuple[float, float]:
-            if scores and _HELD_OUT in self.protocol:
-                return -mean_and_std(scores)[0], 0.0
-            return (-mean_and_std(of_training[self._trained(point)])[0], -as_new) if scores else (1.0, 0.0)
+            if not scores:
+                return math.inf, 0.0
+            if _HELD_OUT in self.protocol:
+                return -self._sign * mean_and_std(scores)[0], 0.0
+            return -self._sign * mean_and_std(of_training[self._trained(point)])[0], -self._sign * as_new
 
         ranked = [(point, scores, rank(point, scores, as_new)) for point, scores, as_new in complete]
         return sorted(ranked, key=lambda one: one[2])
+
+    @property
+    def metric(self) -> str:
+        """The metric that ranks settings: the first one of the task."""
+        return str(self.protocol.get("metric", _UNSAID["metric"]))
+
+    @property
+    def in_per_cent(self) -> bool:
+        """Whether this metric is shown in per cent."""
+        return is_share(self.metric, self.metric)
+
+    @property
+    def _sign(self) -> float:
+        """1 if the metric is better when larger, -1 for an error."""
+        return -1.0 if self.protocol.get("smaller_is_better") else 1.0
 
     @property
     def _score(self) -> str:
@@ -231,27 +264,32 @@ class Trials:
         return _HELD_OUT_SCORE if _HELD_OUT in self.protocol else "seen_validation"
 
     def _value(self, row: dict[str, Any]) -> float | None:
-        """Return a trial's score, or None if it diverged."""
+        """Return a trial's score, or None if it diverged or if the metric is not defined."""
         if self._score != _BOTH_SCORE:
             return row.get(self._score)
-        return None if row["seen_validation"] is None else (row[_HELD_OUT_SCORE] + row["seen_validation"]) / 2
+        both = row["seen_validation"], row.get(_HELD_OUT_SCORE)
+        return None if None in both else sum(both) / 2
 
     def _trained(self, point: Settings) -> str:
         """Return a key for the hyper-parameters that affect training: all but `new_*`."""
         return self._whole({name: value for name, value in point.items() if not name.startswith("new_")})
 
     def as_new(self, point: Settings, seeds: Sequence[int]) -> list[float]:
-        """Return the accuracy of seen clients treated as new, per seed; empty if not measured."""
+        """Return the metric of seen clients treated as new, per seed; empty if not measured."""
         wanted = self._whole(point)
         rows = [row for row in self.rows if self._whole(row["settings"]) == wanted and row["seed"] in seeds]
         return [row["as_new"] for row in rows if "as_new" in row]
+
+    def diverged(self, point: Settings) -> bool:
+        """Return whether a trial of some settings diverged."""
+        return any(row.get("error") for row in self.rows if self._whole(row["settings"]) == self._whole(point))
 
     def _whole(self, point: Settings) -> str:
         """Return a key for all hyper-parameters; those that `point` does not name have their defaults."""
         return json.dumps(hyperparameters(self.protocol["method"]) | point, sort_keys=True)
 
 
-def tune(search: Search, out: Path, target: Path, at_once: int, console: Console) -> Trials:
+def run_search(search: Search, out: Path, target: Path, at_once: int, console: Console) -> Trials:
     """Run the missing trials of a search, and return all trials; their file is written after every batch.
 
     Args:
@@ -269,14 +307,16 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     partitioned: dict[int, Federation] = {}
 
     def data(seed: int) -> Federation:
+        if search.federation is not None:
+            return search.federation(seed)
         if seed not in partitioned:
             partitioned[seed] = federations.federation_of(dataclasses.replace(search.config, seed=seed), console)
         return partitioned[seed]
 
     first = data(search.seeds[0])
-    if first.labels != "classes":
+    if not first.count[VALIDATION, : first.num_seen].sum():
         raise PefllError(
-            "a search chooses by accuracy, but these labels are not classes; compare runs of `pefll train` instead",
+            f"{first.name} has no validation samples, so a search cannot choose; give each client more samples",
             code="PEFLL-X500",
         )
     name = file_name(search.config.data, search.config.method, first.num_clients)
@@ -298,9 +338,9 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
             if isinstance(outcome, run.Run | Diverged):
                 row = trials.add(point, seed, outcome)
                 if row["error"] is None:
-                    held = f", held out {100 * row[_HELD_OUT_SCORE]:.1f}%" if search.hold_out else ""
-                    seen = f"seen {100 * row['seen_validation']:.1f}%"
-                    say(console, f"{spec.label}: validation accuracy {seen}{held}")
+                    seen, held = (_text(row.get(key), trials.metric) for key in ("seen_validation", _HELD_OUT_SCORE))
+                    held = f", held out {held}" if search.hold_out else ""
+                    say(console, f"{spec.label}: validation {metric_word(trials.metric)} seen {seen}{held}")
                 elif len(batch) == 1:  # `train_all` reports failures only if it trains several runs
                     say(console, f"{spec.label} failed: {row['error']}")
         trials.write()
@@ -309,6 +349,10 @@ def tune(search: Search, out: Path, target: Path, at_once: int, console: Console
     trials.choose(search.seeds)  # after the last batch, because earlier some settings are not tried yet
     trials.write()
     return trials
+
+
+def _text(value: float | None, metric: str) -> str:
+    return figure_text({metric: value}, metric)
 
 
 def _spec(search: Search, point: Settings, data: Federation, seed: int, out: Path, runs: int) -> RunSpec:
@@ -321,16 +365,25 @@ def _spec(search: Search, point: Settings, data: Federation, seed: int, out: Pat
     folder = "-".join(f"{name}_{value}" for name, value in point.items()).replace("/", "_")
     label = f"{in_words(point)} seed {seed}"
     folder_of_seed = seed_folder(out / folder, seed)
+    given: dict[str, Any] = {"model": search.model, "task": search.task, "networks": search.networks}
     held = search.hold_out > 0
-    return resolve(config, data, folder_of_seed, runs=runs, label=label, tunes=True, holds_out=held)
+    return resolve(config, data, folder_of_seed, runs=runs, label=label, tunes=True, holds_out=held, **given)
 
 
 def _protocol(search: Search, data: Federation) -> dict[str, Any]:
     """Return the conditions that trials must share to be comparable."""
     config = search.config
     by = "seen clients that take no part in training," if search.hold_out else "seen clients"
+    task, data, text = resolve_task(search.task or config.task, data)
+    bound = task.bind(data)
+    measure = Measure(bound, layout_of(bound, data.y, data.classes))
+    metric = measure.names[0]
+    model = config.model if search.model is not None else resolve_model(config.model, data.input_shape, data.tokens)
     return {
-        "what": f"grid search by the validation accuracy of {by} at the best round",
+        "what": f"grid search by the validation {metric_word(metric)} of {by} at the best round",
+        "metric": metric,
+        **({"smaller_is_better": True} if metric in measure.errors else {}),
+        **({"task": text} if text else {}),
         **({_HELD_OUT: search.hold_out} if search.hold_out else {}),
         **({"judge": search.judge} if search.hold_out and search.judge != JUDGES[0] else {}),
         "method": config.method,
@@ -338,7 +391,7 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
         "partition": data.partition,
         "num_clients": data.num_clients,
         "num_seen": data.num_seen,
-        "model": resolve_model(config.model, data.input_shape, data.tokens),
+        "model": model,
         "rounds": config.rounds,
         "clients_per_round": clients_per_round(config, data),
     }
@@ -382,16 +435,18 @@ def trials_table(trials: Trials, seeds: Sequence[int]) -> Table:
     whose = "held out" if _HELD_OUT in trials.protocol else "seen"
     if trials.protocol.get("judge") == _BOTH:
         whose = "held out and seen"
-    title = f"Validation accuracy of {whose} clients, {counted(len(seeds), 'seed')}"
+    factor, unit = (100, ", %") if trials.in_per_cent else (1, "")
+    title = f"Validation {metric_word(trials.metric)} of {whose} clients, {counted(len(seeds), 'seed')}"
     as_new = [trials.as_new(point, seeds) for point, _ in ranking]
-    table = Table(*names, f"{whose} validation, %", title=title, title_justify="left")
+    table = Table(*names, f"{whose} validation{unit}", title=title, title_justify="left")
     if any(as_new):
-        table.add_column("treated as new, %")
+        table.add_column(f"treated as new{unit}")
     for place, (point, values) in enumerate(ranking):
         cells = [str(point.get(name, "")) for name in names]
-        cells.append(mean_std_text([100 * value for value in values]) if values else "diverged")
+        shown = mean_std_text([factor * value for value in values], trials.in_per_cent)
+        cells.append(shown if values else "diverged" if trials.diverged(point) else "not defined")
         if any(as_new):
-            cells.append(mean_std_text([100 * value for value in as_new[place]]))
+            cells.append(mean_std_text([factor * value for value in as_new[place]], trials.in_per_cent))
         table.add_row(*cells, style="bold" if place == 0 and values else "")
     return table
 

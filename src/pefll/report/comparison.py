@@ -15,6 +15,7 @@ from pefll.core.arguments import listed
 from pefll.core.arguments import path as as_path
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import make_folder, write_csv, write_whole
+from pefll.core.wording import first_few
 from pefll.report.runs import (
     MISSING,
     SeedGroup,
@@ -25,9 +26,11 @@ from pefll.report.runs import (
     mean_std_text,
     read_runs,
     same_data,
+    same_metric,
+    task_of,
 )
 from pefll.report.significance import Difference, Pair, paired_bootstrap
-from pefll.runs.record import ERRORS, GROUPS, MEASURES, figures_in, is_share, runs_below
+from pefll.runs.record import ERRORS, GROUPS, MEASURES, figures_in, is_share, metric_word, runs_below
 
 TABLES = ("md", "tex", "csv")
 SURE = 0.05  # largest p-value of a difference that is called one
@@ -54,7 +57,7 @@ class Column(NamedTuple):
     @property
     def heading(self) -> str:
         """The column's name in a table."""
-        return ", ".join(filter(None, (self.group, _WORDS.get(self.measure, self.measure.replace("_", " ")))))
+        return ", ".join(filter(None, (self.group, _WORDS.get(self.measure, metric_word(self.measure)))))
 
 
 @dataclass(frozen=True)
@@ -99,27 +102,32 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Runs side by side: a row for each setting, a column for each group of clients and measure.
+class ComparisonTable:
+    """Runs with the same first metric: a row for each setting, a column for each group of clients and measure.
 
     Attributes:
+        metric: the metric that chooses the best round of these runs.
         columns: the columns, in order.
         rows: the rows; those of the same data stand together.
-        unfinished: names of the runs that are left out because they are not finished.
     """
 
+    metric: str
     columns: list[Column]
     rows: list[Row]
-    unfinished: list[str]
 
-    def __str__(self) -> str:
-        return self.markdown()
+    @property
+    def title(self) -> str:
+        """What the figures are, and which of them are in per cent."""
+        shares = {cell.per_cent for row in self.rows for cell in row.cells.values() if cell.values}
+        names = list(dict.fromkeys(_measured(self.metric, column) for column in self.columns))
+        names = [name for name in names if name != "masked" or len(names) == 1]  # masked is an accuracy, too
+        what = first_few(map(metric_word, names))
+        return f"Test {what}" + (" in %" if False not in shares else " (shares in %)" if True in shares else "")
 
     @property
     def note(self) -> str:
         """What the figures and marks mean, in sentences."""
-        what = f"Test {self._metrics} at the best round"
-        sentences = [f"{what}, mean ± standard deviation over n seeds; bold: the best."]
+        sentences = [f"{self.title} at the best round, mean ± standard deviation over n seeds; bold: the best."]
         if any(cell.is_worse for row in self.rows for cell in row.cells.values()):
             sentences.append(
                 f"*: behind the best by a paired bootstrap over clients, p < {SURE}, without a correction for several "
@@ -127,17 +135,13 @@ class Comparison:
             )
         if self._has_data:
             sentences.append("Only rows of the same data can be compared.")
+        if len({row.runs.runs[0].text("task") for row in self.rows}) > 1 and self._has_loss:
+            sentences.append("Losses of different tasks cannot be compared.")
         return " ".join(sentences)
 
     @property
-    def _metrics(self) -> str:
-        """What the figures are, and which of them are in per cent."""
-        shares = {cell.per_cent for row in self.rows for cell in row.cells.values() if cell.values}
-        if False not in shares:
-            accuracies = all(row.runs.runs[0].metric == "per_sample" for row in self.rows)
-            accuracies &= all(column.measure in MEASURES for column in self.columns)
-            return "accuracy in %" if accuracies else "metrics in %"
-        return "metrics (shares in %)" if True in shares else "metrics"
+    def _has_loss(self) -> bool:
+        return any(_measured(self.metric, column) == "loss" for column in self.columns)
 
     @property
     def _has_data(self) -> bool:
@@ -151,7 +155,7 @@ class Comparison:
         return [*(["data"] if self._has_data else []), "runs", "n", *(column.heading for column in self.columns)]
 
     def markdown(self) -> str:
-        """Return the comparison as a Markdown table with a note below it."""
+        """Return the table in Markdown, with a note below it."""
         leading = 2 + self._has_data
         lines = [self._headings(), ["---"] * (leading - 1) + ["--:"] * (1 + len(self.columns))]
         for texts, row in zip(self._texts(), self.rows, strict=True):
@@ -160,10 +164,9 @@ class Comparison:
         return f"{table}\n\n{_escaped(self.note)}\n"
 
     def latex(self) -> str:
-        """Return the comparison as a LaTeX table; it needs the package booktabs."""
+        """Return the table in LaTeX; it needs the package booktabs."""
         leading = 2 + self._has_data
         lines = [
-            r"% \usepackage{booktabs}",
             r"\begin{table}",
             r"  \centering",
             rf"  \caption{{{_latex(self.note)}}}",
@@ -181,6 +184,48 @@ class Comparison:
             lines.append(f"    {' & '.join([*map(_latex, texts), *figures])} \\\\")
         return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
 
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side, in a table for each metric that chooses best rounds.
+
+    Attributes:
+        tables: the tables; runs with the same metric are in one.
+        unfinished: names of the runs that are left out because they are not finished.
+    """
+
+    tables: list[ComparisonTable]
+    unfinished: list[str]
+
+    def __str__(self) -> str:
+        return self.markdown()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all tables."""
+        return [row for table in self.tables for row in table.rows]
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of all tables, each once."""
+        return list(dict.fromkeys(column for table in self.tables for column in table.columns))
+
+    @property
+    def note(self) -> str:
+        """What the figures and marks mean, in sentences; for several tables, a line for each."""
+        return "\n".join(table.note for table in self.tables)
+
+    def markdown(self) -> str:
+        """Return the tables in Markdown, each with a note below it; several tables have titles."""
+        several = len(self.tables) > 1
+        return "\n".join(f"**{_escaped(table.title)}**\n\n" * several + table.markdown() for table in self.tables)
+
+    def latex(self) -> str:
+        """Return the tables in LaTeX; they need the package booktabs."""
+        return "\n".join(
+            ["% \\usepackage{booktabs}\n" + self.tables[0].latex(), *(one.latex() for one in self.tables[1:])]
+        )
+
     def records(self) -> list[dict[str, Any]]:
         """Return a dictionary for each cell: the row, the column, all figures and the paired test. CSV has the same."""
         found = []
@@ -193,6 +238,7 @@ class Comparison:
                         "data": row.data,
                         "runs": row.runs.label,
                         "method": row.runs.runs[0].text("method"),
+                        "task": task_of(row.runs.runs[0]),
                         "clients": column.group,
                         "measure": column.measure,
                         "seeds": len(cell.values),
@@ -243,12 +289,20 @@ def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Compa
     for measure in measures:
         if measure not in known:
             raise unknown("measure", str(measure), known)
-    measures = measures or list(dict.fromkeys(run.metric for run in finished))
+    tables = [_table(same, measures) for same in same_metric(finished)]
+    return Comparison([one for one in tables if one.columns], [run.name for run in runs if not run.finished])
+
+
+def _table(runs: Sequence[StoredRun], measures: Sequence[str]) -> ComparisonTable:
+    """Return the table of finished runs with the same metric; without columns if they have none of the measures."""
+    metric = runs[0].metric
+    have = {name for run in runs for name in _measures_of(run)}
+    measures = [name for name in measures if name in have] if measures else [metric]
     blocks: list[list[SeedGroup]] = []
-    for group in group_runs(finished):
-        same = next((block for block in blocks if _comparable(block[0].runs[0], group.runs[0])), None)
+    for group in group_runs(runs):
+        same = next((block for block in blocks if same_data(block[0].runs[0], group.runs[0])), None)
         blocks.append([group]) if same is None else same.append(group)
-    groups = [who for who in GROUPS if any(run.accuracy("best", who, run.metric) is not None for run in finished)]
+    groups = [who for who in GROUPS if any(run.accuracy("best", who, metric) is not None for run in runs)]
     columns = [Column(who, measure) for measure in measures for who in groups]
     rows = []
     for block, data in zip(blocks, _names_of([block[0].runs[0] for block in blocks]), strict=True):
@@ -256,7 +310,7 @@ def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Compa
         rows += [
             Row(data, group, {column: cells[column][place] for column in columns}) for place, group in enumerate(block)
         ]
-    return Comparison(columns, rows, [run.name for run in runs if not run.finished])
+    return ComparisonTable(metric, columns, rows)
 
 
 def _measures_of(run: StoredRun) -> set[str]:
@@ -267,9 +321,9 @@ def _measures_of(run: StoredRun) -> set[str]:
     return names | set(MEASURES if run.metric == "per_sample" else ())
 
 
-def _comparable(run: StoredRun, other: StoredRun) -> bool:
-    """Return whether two runs have the same data and task: else figures of one name may mean different things."""
-    return run.metric == other.metric and same_data(run, other)
+def _measured(metric: str, column: Column) -> str:
+    """Return the metric of a column: that of the runs, `metric`, for its means over clients."""
+    return metric if column.measure in _OVER_CLIENTS else column.measure
 
 
 def _names_of(runs: Sequence[StoredRun]) -> list[str]:
@@ -282,7 +336,10 @@ def _cells(block: Sequence[SeedGroup], column: Column) -> list[Cell]:
     """Return the cell of each group of runs on the same data."""
     metric = block[0].runs[0].metric
     share = is_share(column.measure, metric)
-    sign = -1 if (metric if column.measure in _OVER_CLIENTS else column.measure) in ERRORS else 1
+    measured = _measured(metric, column)
+    sign = -1 if measured in ERRORS else 1
+    # Losses of different tasks are different functions, so that none of them is the best.
+    comparable = measured != "loss" or len({group.runs[0].text("task") for group in block}) == 1
     values = [
         [100 * value if share else value for run in group.runs if (value := run.accuracy("best", *column)) is not None]
         for group in block
@@ -291,7 +348,7 @@ def _cells(block: Sequence[SeedGroup], column: Column) -> list[Cell]:
     top = int(np.argmax(sign * np.array(means)))
     cells = []
     for place, (one, mean) in enumerate(zip(values, means, strict=True)):
-        is_best = bool(one) and mean_std_text([mean], share) == mean_std_text([means[top]], share)
+        is_best = comparable and bool(one) and mean_std_text([mean], share) == mean_std_text([means[top]], share)
         pairs = _pairs(block[place], block[top], column) if place != top else []
         cells.append(Cell(one, is_best, paired_bootstrap(pairs) if pairs else None, share))
     return cells
@@ -325,7 +382,9 @@ def _counts(run: StoredRun, column: Column) -> tuple[Any, Any] | None:
 
 
 def _figure(value: float | None, per_cent: bool = True) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.4f}" if per_cent else f"{value:.6g}"
+    if value is None or math.isnan(value):
+        return ""
+    return f"{round(value, 4) + 0.0:.4f}" if per_cent else f"{value:.6g}"  # -0.0 + 0.0 is 0.0
 
 
 def _escaped(text: str) -> str:

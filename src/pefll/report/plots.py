@@ -21,8 +21,8 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs
-from pefll.report.table import metric_words, same_metric
+from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs, same_metric
+from pefll.report.table import metric_words
 from pefll.runs.record import ERRORS, GROUPS, RunFolder
 
 if TYPE_CHECKING:

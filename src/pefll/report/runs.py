@@ -21,6 +21,7 @@ from pefll.runs.record import ERRORS, GROUPS, RunFolder, figures_in, is_share
 
 Array = npt.NDArray[Any]
 
+PLAIN = "classification"  # the task of a run whose settings name none
 MISSING = "—"  # stands for a value that a run does not have
 
 # Settings that may differ within a group. The seed decides the partition, so the data's fingerprint differs too. Runs
@@ -178,6 +179,14 @@ def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     ]
 
 
+def same_metric(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """Return the runs in groups with the same metric, in the order of their first run."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.metric, []).append(run)
+    return list(groups.values())
+
+
 def different_data(runs: Sequence[StoredRun]) -> list[str]:
     """Return a description of each federation that the runs used; empty if all runs used the same one."""
     firsts: list[StoredRun] = []
@@ -286,7 +295,19 @@ def _differences(runs: Sequence[StoredRun]) -> list[str]:
         if kinds([*named, key]) > kinds(named):
             named.append(key)
     named = sorted({*named, *keys[: max(0, 2 - len(named))]})
-    return [", ".join(f"{key} {one[key]}" for key in named if key in one) for one in settings]
+    return [", ".join(_said(key, one[key]) for key in named if key in one) for one in settings]
+
+
+def _said(key: str, value: Any) -> str:
+    """Return a setting as text; a task stands for itself."""
+    if key == "task":
+        return str(value) or PLAIN
+    return f"no {key}" if value == "" else f"{key} {value}"
+
+
+def task_of(run: StoredRun) -> str:
+    """Return the task of a run as text."""
+    return str(run.value("task") or PLAIN)
 
 
 def labels_of(runs: Sequence[StoredRun]) -> list[str]:

@@ -16,10 +16,10 @@ from pefll.core.progress import say
 from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
 from pefll.report.plots import FORMATS, curves, descriptor_map
-from pefll.report.runs import StoredRun, different_data, names_of, read_runs
-from pefll.report.table import columns_table, costs_table, grouped_table, runs_table, same_metric
+from pefll.report.runs import StoredRun, different_data, names_of, read_runs, same_metric
+from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
-from pefll.runs.record import RunFolder
+from pefll.runs.record import RunFolder, metric_word
 
 
 def show(
@@ -61,8 +61,10 @@ def show(
         if table is not None:
             console.print(table)
             console.print()
-    if data := different_data(runs):
-        say(console, f"These runs have different data ({'; '.join(data)}), so their accuracies cannot be compared.\n")
+    for same in same_metric(runs):
+        if data := different_data(same):
+            what = "accuracies" if same[0].metric == "per_sample" else f"{metric_word(same[0].metric)} figures"
+            say(console, f"These runs have different data ({'; '.join(data)}), so their {what} cannot be compared.\n")
     _print_curves(runs, console)
     target = runs[0].folder.path if out is None else out
     written = _draw(runs, target, console, formats)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pefll.report.runs import MISSING, SeedGroup, StoredRun, differences_of, group_runs, mean_std_text, names_of, number
-from pefll.runs.record import GROUPS, TOOK_TURNS, own_seconds
+from pefll.runs.record import GROUPS, TOOK_TURNS, metric_word, own_seconds
 
 
 def _columns(run: StoredRun) -> tuple[tuple[str, str], ...]:
@@ -20,17 +20,9 @@ def _columns(run: StoredRun) -> tuple[tuple[str, str], ...]:
     return ("best", metric), ("final", metric), ("best", other), ("best", "worst_tenth")
 
 
-def same_metric(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
-    """Return the runs in groups with the same metric, in the order of their first run."""
-    groups: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        groups.setdefault(run.metric, []).append(run)
-    return list(groups.values())
-
-
 def metric_words(run: StoredRun) -> str:
     """Return the name and the unit of the metric that chooses a run's best round, such as `"accuracy in %"`."""
-    name = "accuracy" if run.metric == "per_sample" else run.metric
+    name = metric_word(run.metric)
     return f"{name} in %" if run.in_per_cent else name
 
 

@@ -29,6 +29,7 @@ from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 from pefll.tasks import Classification, Task
 from pefll.tasks.names import allow_task, named_again, task_of
+from pefll.tasks.sums import figures_of
 
 Array = npt.NDArray[Any]
 # A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
@@ -138,9 +139,9 @@ class PersonalModel(nn.Module):
                 f"there are {len(output):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
             )
         known = torch.ones(self.spec.classes, dtype=torch.bool) if self.spec.classes else None
-        found = task.metrics(task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
-        # The file does not know the loss of training, and nothing is masked.
-        return {name: value for name, value in found.items() if name not in ("loss", "masked")}
+        found = figures_of(task, task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
+        # The file does not know the loss of training, and nothing is masked. A task of one's own may have nothing else.
+        return {name: value for name, value in found.items() if name not in ("loss", "masked")} or found
 
     def _known_task(self) -> Task:
         if self.task is None:

@@ -21,9 +21,8 @@ from pefll.models import MODELS, Network, build_model, check_model, own, resolve
 from pefll.models.check import probe
 from pefll.models.spec import ModelSpec
 from pefll.tasks import Classification, Task
-from pefll.tasks.checking import check_loss
+from pefll.tasks.checking import check_figures, check_loss
 from pefll.tasks.names import inferred, name_of, named_again, task_of
-from pefll.tasks.sums import layout_of
 
 
 def describe_problem(
@@ -36,7 +35,7 @@ def describe_problem(
     network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, bound.outputs))
     check_model(network, shape, bound.outputs, tokens, "class" if classes else "")
     check_loss(bound, federation)
-    layout_of(bound, federation.y, classes)  # so that sums that cannot be used are an error now
+    check_figures(bound, federation)
     spec = ModelSpec(
         model=name,
         input_shape=shape,

@@ -407,6 +407,11 @@ def is_share(name: str, first: str) -> bool:
     return (first if name in ("per_client", "worst_tenth") else name) in SHARES
 
 
+def metric_word(name: str) -> str:
+    """Return the name of a metric in sentences, such as `"accuracy"` for per_sample, and `"micro F1"`."""
+    return "accuracy" if name == "per_sample" else name.replace("_f1", " F1").replace("_", " ")
+
+
 def figures_in(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the test metrics of a summary by moment, group and name; classification calls them `accuracy`."""
     found = (summary or {}).get("metrics", (summary or {}).get("accuracy"))

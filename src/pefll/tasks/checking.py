@@ -1,18 +1,22 @@
-"""A check of a task before training: its loss for one batch, and the gradient."""
+"""Checks of a task before training: its loss for one batch, the gradient, and its metrics."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError, first_line
 from pefll.core.plugins import fault
+from pefll.data.client import Batch
 from pefll.data.federation import Federation
 from pefll.tasks.classification import is_cross_entropy
 from pefll.tasks.contract import Task
+from pefll.tasks.metrics import check_name
+from pefll.tasks.sums import figures_of, layout_of, rows_of
 
 
 def check_loss(task: Task, federation: Federation) -> None:
@@ -51,3 +55,18 @@ def check_loss(task: Task, federation: Federation) -> None:
             "its attribute `encoded` says",
             code="PEFLL-S525",
         )
+
+
+def check_figures(task: Task, federation: Federation) -> None:
+    """Raise PefllError if a task's sums are no sums, or if its metrics of them have no names or are no numbers."""
+    layout = layout_of(task, federation.y, federation.classes)
+    rows = [np.ones(layout.width)]
+    if len(federation.rows):
+        y = federation.y[federation.rows[:2].to(federation.y.device)].cpu()
+        output = torch.linspace(-1, 1, len(y) * task.outputs).reshape(len(y), task.outputs)
+        known = torch.ones(federation.classes, dtype=torch.bool) if federation.classes else None
+        sums: Any = task.measure(output, Batch(output, y, torch.ones(len(y))), known)
+        rows.append(rows_of(type(sums)(*(part[None] for part in sums)))[0].numpy())
+    for row in rows:
+        for name in figures_of(task, layout.sums(row)):
+            check_name(name)

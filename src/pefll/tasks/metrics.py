@@ -54,16 +54,20 @@ def check_metrics(metrics: Sequence[Any], taken: Sequence[str] = ()) -> None:
     for each in metrics:
         if not isinstance(each, Metric):
             raise PefllError(f"metrics has {shown(each)}; each must be a name or a pefll.Metric", code="PEFLL-S501")
-        name = each.name
-        fits = isinstance(name, str) and name.isidentifier() and not iskeyword(name) and not name.startswith("_")
-        if not fits or name in RESERVED:
-            raise PefllError(
-                f"a metric has the name {shown(name)}; choose another of letters, digits and _, such as within_ten",
-                "PEFLL-S502",
-            )
-        if name in names:
-            raise PefllError(f"there are two metrics with the name {name!r}; rename one", code="PEFLL-S503")
-        names.append(name)
+        check_name(each.name)
+        if each.name in names:
+            raise PefllError(f"there are two metrics with the name {each.name!r}; rename one", code="PEFLL-S503")
+        names.append(each.name)
+
+
+def check_name(name: Any) -> None:
+    """Raise PefllError if a metric's name is no identifier, or is that of another figure in records."""
+    fits = isinstance(name, str) and name.isidentifier() and not iskeyword(name) and not name.startswith("_")
+    if not fits or name in RESERVED:
+        raise PefllError(
+            f"a metric has the name {shown(name)}; choose another of letters, digits and _, such as within_ten",
+            "PEFLL-S502",
+        )
 
 
 # Names of figures that every task has, and of other entries of records.

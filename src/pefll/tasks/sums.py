@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -85,6 +86,27 @@ def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
             code="PEFLL-S520",
         )
     return Layout(type(found), tuple(tuple(part.shape) for part in found))
+
+
+def figures_of(task: Task, sums: Any) -> dict[str, float]:
+    """Return a task's metrics of added sums, the one that chooses the best round first; PefllError without metrics."""
+    name = type(task).__name__
+    try:
+        found: Any = task.metrics(sums)
+        figures = {key: float(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
+    except Exception as error:  # a user's code may raise anything
+        raise PefllError(
+            f"metrics of the task {name}, or the figure of a metric, failed: {fault(error) or first_line(error)}; "
+            "return NaN for what is not defined",
+            code="PEFLL-S527",
+        ) from error
+    if not figures:
+        raise PefllError(
+            f"metrics of the task {name} returned {shown(found)}; it must return a dict of names and numbers, of which "
+            "the first one chooses the best round, such as {'loss': sums.loss / sums.samples}",
+            code="PEFLL-S528",
+        )
+    return figures
 
 
 def rows_of(sums: Any) -> Tensor:

@@ -182,12 +182,14 @@ class EarlyStopping(Callback):
         self._metric, self._group = arguments.text(metric, "metric", "loss"), group
         self._min_delta = float(min_delta)
 
+    def check(self, metrics: Sequence[str]) -> None:
+        """Raise PefllError if its metric is not among the metrics that a run will have."""
+        if self._metric and self._metric not in metrics:
+            raise unknown("metric", self._metric, metrics)
+
     def on_evaluation(self, run: ActiveRun, row: Row) -> bool:
         """Return whether the last improvement is `patience` evaluations ago."""
-        known = row[self._group] or {}
-        metric = self._metric or next(iter(known), "")
-        if known and metric not in known:
-            raise unknown("metric", metric, known)
+        metric = self._metric or next(iter(row[self._group] or {}), "")
         sign = -1.0 if metric in run.errors else 1.0
         best, waited = -float("inf"), 0
         for one in run.history:

@@ -23,7 +23,7 @@ from pefll.methods.contract import Method, each
 from pefll.runs.config import Config
 from pefll.runs.record import first_figure
 from pefll.tasks import Score, Task
-from pefll.tasks.sums import Layout, layout_of, rows_of
+from pefll.tasks.sums import Layout, figures_of, layout_of, rows_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -112,8 +112,20 @@ class Measure:
     def client(self, row: Floats) -> dict[str, float]:
         """Return the metrics of one client from its sums [width]; NaN without samples."""
         if row[0] > 0:
-            return self.task.metrics(self.layout.sums(row))
-        return dict.fromkeys(self.task.metrics(self.layout.sums(np.ones_like(row))), math.nan)
+            return figures_of(self.task, self.layout.sums(row))
+        return dict.fromkeys(figures_of(self.task, self.layout.sums(np.ones_like(row))), math.nan)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the metrics of a group."""
+        names: tuple[str, ...] = self.group(np.ones((1, self.layout.width)))._fields
+        return names
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """The names of those metrics that are better when smaller."""
+        errors: tuple[str, ...] = self.group(np.ones((1, self.layout.width))).errors
+        return errors
 
     def group(self, sums: Floats) -> Any:
         """Return the metrics of a group of clients from sums [clients, width]; None without samples."""
@@ -122,7 +134,7 @@ class Measure:
             return None
         if self.layout.kind is Score:
             return accuracy_of(sums)
-        pooled = self.task.metrics(self.layout.sums(sums.sum(axis=0)))
+        pooled = figures_of(self.task, self.layout.sums(sums.sum(axis=0)))
         if self.classifies:
             accuracy = accuracy_of(sums[:, :4])
             assert accuracy is not None

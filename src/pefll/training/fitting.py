@@ -33,7 +33,8 @@ from pefll.runs.progress import restore, start_or_resume
 from pefll.runs.record import seed_folder
 from pefll.tasks import Task
 from pefll.tasks.names import allow_task, checked_task
-from pefll.training.callbacks import ActiveRun, Callback, Guarded, History, ProgressBar, check_callbacks
+from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
+from pefll.training.evaluation import Measure
 from pefll.training.loop import train
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.round_robin import ScheduledRun, Turns, round_robin
@@ -93,9 +94,9 @@ def fit(
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     allow_task(task)
     value = checked_task(task)
-    name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
+    name, settings, networks, folder, callbacks = checked_arguments(method, model, settings, out, console, callbacks)
     if config is None:
-        config = _config(federation, name, model, rounds, seed, settings | named)
+        config = config_on(federation, name, model, rounds, seed, settings | named)
     elif not isinstance(config, Config):
         raise PefllError(
             f"config is {arguments.shown(config)}; give a pefll.runs.config.Config, or leave it out and give settings "
@@ -154,12 +155,12 @@ def fit_seeds(
     named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     allow_task(task)
     value = checked_task(task)
-    name, settings, networks, folder, callbacks = _checked_arguments(method, model, settings, out, console, callbacks)
+    name, settings, networks, folder, callbacks = checked_arguments(method, model, settings, out, console, callbacks)
     specs = []
     for seed in seeds:
         data = federation(seed) if callable(federation) else federation
         check_is_federation(data)
-        config = _config(data, name, model, rounds, seed, settings | named)
+        config = config_on(data, name, model, rounds, seed, settings | named)
         place = folder and seed_folder(folder, seed)
         given: dict[str, Any] = {"model": model, "task": value, "networks": networks, "functions": functions}
         specs.append(resolve(config, data, place, runs=len(seeds), **given))
@@ -219,6 +220,9 @@ def train_all(
     copies: dict[object, Tensor] = {}  # samples on a GPU, which the runs share
     tell = partial(say, console) if console else None
     unfinished = [spec for spec in specs if spec.finished is None]
+    for stopping in [each for each in callbacks if isinstance(each, EarlyStopping)]:
+        for spec in unfinished:
+            stopping.check(Measure.of(spec.method, spec.federation).names)
     with ExitStack() as stack:
         # The stack closes engines in reverse order: each engine restores the torch settings that it found.
         engines = [
@@ -367,7 +371,7 @@ def names_and_functions(
     return {name: value for name, value in (texts | names).items() if value != defaults[name]}, functions
 
 
-def _checked_arguments(
+def checked_arguments(
     method: Any, model: Any, settings: dict[str, Any], out: Any, console: Any, callbacks: Any
 ) -> tuple[Any, dict[str, Any], dict[str, Any], Path | None, list[Callback]]:
     """Return the method's class or name, all settings, networks given in Python, the run's folder, the callbacks."""
@@ -394,7 +398,7 @@ def _checked_arguments(
     return name, settings, networks, folder, check_callbacks(callbacks)
 
 
-def _config(
+def config_on(
     federation: Federation, method: Any, model: str | nn.Module, rounds: int, seed: int, settings: dict[str, Any]
 ) -> Config:
     """Return the config of a run on a federation that was made in Python."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import Context
 from typing import Any
 
 from pefll.core import arguments
@@ -27,7 +28,10 @@ class Trackio(Logger):
     def open(self, run: ActiveRun) -> Any:
         """Begin a run of trackio, or go on with it."""
         name, resume = tracked_name(run), "allow" if run.spec.folder else "never"
-        return self._trackio.init(project=self._project, name=name, config=settings_of(run), resume=resume)
+        # In a context of its own, because trackio ends the run of the context that it begins another one in.
+        return Context().run(
+            self._trackio.init, project=self._project, name=name, config=settings_of(run), resume=resume
+        )
 
     def write(self, writer: Any, figures: dict[str, float], round_: int) -> None:
         """Send the figures."""

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+import pefll
 from pefll.core.errors import PefllError
 from pefll.core.schedules import step
 from pefll.deploy import server_app
@@ -33,6 +34,23 @@ def test_rounds_have_the_bits_of_the_serial_engine(tmp_path, method):
     engine.close(), ready.close()
     assert sha256(found) == sha256(wanted)
     assert sha256(found) != sha256(flower_state(setting(tmp_path, method), rounds=3)[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedprox", {"lr_schedule": "cosine 0.1", "sampling": "samples"}),
+        ("pefll", {"lr_schedule": "step 1 0.5", "server_lr_schedule": "cosine"}),
+    ],
+)
+def test_a_deployed_run_has_the_bits_of_a_simulation(tmp_path, method, settings):
+    here = setting(tmp_path, method, changes={"mu": 0.7} if method == "fedprox" else None)
+    deployed = server_app.train(here.grid, plan_of(here, tmp_path, rounds=3, **settings))
+    common = {"rounds": 3, "clients_per_round": PER_ROUND, "eval_every": 1, "seed": SEED, "model": "mlp"}
+    common |= here.agreement.settings | {"engine": "serial", "processes": 1, "device": "cpu"}
+    simulated = pefll.fit(here.federation, method, **common, **settings)
+    assert sha256(deployed.final) == sha256(simulated.final)
+    assert sha256(deployed.final) != sha256(pefll.fit(here.federation, method, **common).final)
 
 
 def test_a_federations_settings_name_them(tmp_path):
