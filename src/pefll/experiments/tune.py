@@ -27,7 +27,7 @@ from pefll.core.progress import say
 from pefll.core.signals import Stopped
 from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
-from pefll.data.federation import VALIDATION
+from pefll.data.samples import VALIDATION
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
 from pefll.report import mean_and_std, mean_std_text
