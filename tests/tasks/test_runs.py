@@ -268,7 +268,8 @@ def test_partitions_by_class_need_classes():
 def test_labels_of_a_new_client_must_fit():
     data = with_numbers(2, clients=4, seen=3)
     run = pefll.fit(data, rounds=1, **QUICK)
-    for y, code in ((data.y[:5, 0], "S507"), (np.full((5, 2), np.nan), "D501"), (["a"] * 5, "D504")):
+    wrong = ((data.y[:5, 0], "S507"), (np.full((5, 2), np.inf), "D501"), (np.full((5, 2), np.nan), "T122"))
+    for y, code in (*wrong, (["a"] * 5, "D504")):
         with pytest.raises(PefllError, match=code):
             run.personalize(data.x[:5].numpy(), y)
     model = run.personalize(data.x[:5].numpy(), data.y[:5].tolist())

@@ -62,9 +62,8 @@ def use_of(
             f"{argument('treat')} is of no use with {argument('encode', 'none')}, which encodes nothing; choose one",
             code="PEFLL-D599",
         )
-    return Use(
-        tuple(features), tuple(drop), treat, encode, text(time, "time"), "drop" if missing == "drop" else "refuse"
-    )
+    unlabelled = "drop" if text(missing, "missing", "impute") == "drop" else "refuse"
+    return Use(tuple(features), tuple(drop), treat, encode, text(time, "time"), unlabelled)
 
 
 def refuse_use(use: Use, name: str) -> None:

@@ -77,7 +77,7 @@ def federation_from_partitioner(
     whole = {each: _whole(tables, each, name) for each in dict.fromkeys((*special, *chosen, *filter(None, [use.time])))}
     y = label_column(whole, label, name)
     class_names = _class_names(tables[0], label)
-    classes = classes or len(class_names) or None
+    classes = (len(class_names) or None) if classes is None else classes
     x = whole[chosen[0]] if len(chosen) == 1 else None
     if x is not None and x.ndim > 1:
         refuse_use(use._replace(features=(), drop=()), f"{name}: column {chosen[0]!r}")
