@@ -11,6 +11,7 @@ import torch
 from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted
+from pefll.data.raw_columns import is_missing
 from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_numbers
 
 # Words for the three splits in users' files.
@@ -280,8 +281,11 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in array):
             _check_int64(array, what, name)
             return array.astype(np.int64)
+        kind = type(array[0])
+        odd = next((place for place, value in enumerate(array) if type(value) is not kind or is_missing(value)), 0)
         raise PefllError(
-            f"{name}: {what} mixes types or has empty entries; it must be all whole numbers or all texts",
+            f"{name}: {what} mixes types or has empty entries, such as {shown(array[odd])} in row {odd + 1:,}; it must "
+            "be all whole numbers or all texts",
             code="PEFLL-D111",
         )
     if array.dtype.kind == "f":

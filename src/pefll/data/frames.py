@@ -13,12 +13,20 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import first_few
 from pefll.data.arrays import as_array
 from pefll.data.missing_labels import as_numbers, has_label
-from pefll.data.raw_columns import RawColumn, read_column
+from pefll.data.raw_columns import BadCell, RawColumn, read_column, refuse_cell
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
 
 
-def inputs_of(frame: Any, features: Sequence[str], plan: TablePlan | None, name: str, *, tokens: bool = False) -> Array:
+def inputs_of(
+    frame: Any,
+    features: Sequence[str],
+    plan: TablePlan | None,
+    name: str,
+    *,
+    tokens: bool = False,
+    bad: BadCell = refuse_cell,
+) -> Array:
     """Return the inputs of a trained model from a table's rows as they are, [N, inputs].
 
     Args:
@@ -27,6 +35,7 @@ def inputs_of(frame: Any, features: Sequence[str], plan: TablePlan | None, name:
         plan: what training did to each column, or None.
         name: name of the table, for errors.
         tokens: whether the columns hold tokens.
+        bad: called for each cell that a plan cannot read, see `read_column`.
     """
     if plan is None:
         return matrix_by_name(frame, features, name, tokens=tokens)
@@ -39,7 +48,7 @@ def inputs_of(frame: Any, features: Sequence[str], plan: TablePlan | None, name:
             raise _of_other_length(name, each, len(values), first, len(found[first]))
     if not len(found[first]):
         raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
-    return plan.encode(found, name)
+    return plan.encode(found, name, bad)
 
 
 def raw_columns(
@@ -169,8 +178,8 @@ def check_columns(frame: Any, features: Sequence[str], name: str) -> None:
     missing = [each for each in features if not there[each]]
     if missing:
         raise PefllError(
-            f"{name} has no column {first_few(map(repr, missing))}, which the model was trained on; it has "
-            f"{first_few(map(repr, there), 20) or 'none at all'}",
+            f"{name} has no column {first_few(map(repr, missing))}, which the model was trained on; add it, or rename "
+            f"the column that holds it, of {first_few(map(repr, there)) or 'none at all'}",
             code="PEFLL-M030",
         )
     twice = [each for each in features if there[each] > 1]

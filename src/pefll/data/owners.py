@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from pefll.core.wording import argument, counted, similar
 from pefll.data import frames
 from pefll.data.arrays import as_array, owners_of
 from pefll.data.missing_labels import without_gaps
+from pefll.data.raw_columns import BadCell, refuse_cell
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan, encoded
 
@@ -27,6 +28,7 @@ class Owned(NamedTuple):
     client: Name
     x: Array  # [m, ...]
     y: Array | None  # [m] or [m, k], labels as the data has them
+    fault: PefllError | None = None  # why the client's rows cannot be used, if a cell of them cannot be read
 
 
 class Rows(NamedTuple):
@@ -47,8 +49,13 @@ class Columns(NamedTuple):
     plan: TablePlan | None = None  # what training did to the features
 
 
-def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
-    """Return the samples of each client, sorted by client, from x [N, ...], y [N] or [N, k] or None, and owners [N]."""
+def by_client(
+    x: Any, y: Any, client: Any, name: str = "arrays", faults: Mapping[int, PefllError] | None = None
+) -> list[Owned]:
+    """Return the samples of each client, sorted by client, from x [N, ...], y [N] or [N, k] or None, and owners [N].
+
+    `faults` has the errors of rows that cannot be used.
+    """
     x = as_array(x, "x", name)
     y = None if y is None else as_array(y, "y", name)
     if x.ndim == 0 or len(x) == 0:
@@ -61,24 +68,36 @@ def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
                 "entry per sample",
                 code="PEFLL-M032",
             )
-    return [Owned(names[number], x[rows], _labels_at(y, rows)) for number, rows in _rows_by_client(owner, len(names))]
+    return [
+        Owned(names[number], x[rows], _labels_at(y, rows), first_fault(faults or {}, rows))
+        for number, rows in rows_by_client(owner, len(names))
+    ]
+
+
+def first_fault(faults: Mapping[int, PefllError], rows: Array) -> PefllError | None:
+    """Return the error of the first of some rows that has one, or None."""
+    return next((faults[row] for row in rows.tolist() if row in faults), None) if faults else None
 
 
 def from_frame(
     frame: Any, columns: Columns, y: Any = None, name: str = "the table", *, tokens: bool = False
 ) -> list[Owned]:
     """Return the samples of each client in a table. If `y` [N] is given, it replaces the table's labels."""
-    rows = rows_of_frame(frame, columns, name, tokens=tokens)
-    owned = by_client(rows.x, rows.y if y is None else y, rows.client, name)
+    faults: dict[int, PefllError] = {}
+    rows = rows_of_frame(frame, columns, name, tokens=tokens, bad=faults.setdefault)
+    owned = by_client(rows.x, rows.y if y is None else y, rows.client, name, faults)
     return [each._replace(x=encoded(each.x)) for each in owned] if columns.plan else owned
 
 
-def rows_of_frame(frame: Any, columns: Columns, name: str = "the table", *, tokens: bool = False) -> Rows:
-    """Return the samples of all clients in a table."""
+def rows_of_frame(
+    frame: Any, columns: Columns, name: str = "the table", *, tokens: bool = False, bad: BadCell = refuse_cell
+) -> Rows:
+    """Return the samples of all clients in a table; `bad` is called for each cell that cannot be read."""
     client = frames.find_column(frame, columns.client, name)
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
-    x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens)
+    check_owners(client, columns.client, name)
+    x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens, bad=bad)
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
     return Rows(x, frames.labels_in(frame, columns.label, name), client, split)
 
@@ -100,6 +119,12 @@ def find_owners(frame: Any, candidates: Sequence[str], features: Sequence[str], 
     return None
 
 
+def clients_in(frame: Any, candidates: Sequence[str], features: Sequence[str], name: str) -> tuple[str, int]:
+    """Return the table's column of clients and the number of clients in it; "" and 1 without such a column."""
+    owned = find_owners(frame, candidates, features, name)
+    return ("", 1) if owned is None else (owned[0], number_of_clients(owned[1], owned[0], name))
+
+
 def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Sequence[str], name: str) -> None:
     """Raise PefllError for a column such as `User_ID` if `user_id` is missing: ignoring it would merge all clients."""
     known = set(features)
@@ -114,15 +139,34 @@ def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Se
 
 def number_of_clients(owners: Any, column: str, name: str) -> int:
     """Return the number of clients in a column of owners [N]; PefllError for missing entries."""
-    values = np.asarray(owners).reshape(-1).tolist()
-    empty = sum(not isinstance(value, str) and str(value) in _EMPTY for value in values)
-    if empty:
+    empty = _empty(owners)
+    if len(empty):
         raise PefllError(
-            f"{name}: {empty:,} of {counted(len(values), 'sample')} have no client in {column!r}; fill them in, or "
-            "leave this column out if all samples are one client's",
+            f"{name}: {len(empty):,} of {counted(len(owners), 'sample')} have no client in {column!r}, the first of "
+            f"which is row {empty[0] + 1:,}; fill them in, or leave this column out if all samples are one client's",
             code="PEFLL-M061",
         )
-    return len(set(values))
+    return len(set(np.asarray(owners).reshape(-1).tolist()))
+
+
+def check_owners(owners: Array, column: str, name: str) -> None:
+    """Raise PefllError if a table's column of clients [N] does not name the client of each row."""
+    empty = _empty(owners)
+    if len(empty):
+        raise PefllError(
+            f"{name}: column {column!r} names no client in {len(empty):,} of {counted(len(owners), 'row')}, the first "
+            f"of which is row {empty[0] + 1:,}; fill them in, or leave these rows out",
+            code="PEFLL-D111",
+        )
+
+
+def _empty(owners: Any) -> list[int]:
+    """Return the rows of a column of clients that name no client. An empty text is a name."""
+    values = np.asarray(owners)
+    if values.dtype.kind in "iubUS":
+        return []
+    found = enumerate(values.reshape(-1).tolist())
+    return [row for row, value in found if not isinstance(value, str) and str(value) in _EMPTY]
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:
@@ -139,7 +183,7 @@ def no_clients(name: str, what: str) -> PefllError:
     )
 
 
-def _rows_by_client(owner: Array, clients: int) -> Iterator[tuple[int, Array]]:
+def rows_by_client(owner: Array, clients: int) -> Iterator[tuple[int, Array]]:
     """Yield each client's number and the ascending indices of its samples."""
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=clients))

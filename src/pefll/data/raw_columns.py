@@ -6,7 +6,7 @@ import datetime
 import math
 import numbers
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ _LONGEST = 1_000  # most characters of a category's value
 _DAY = 86_400.0  # seconds
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
 _LOCAL_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ].*)?")
+# What gets the row of a cell that cannot be read, and its error.
+BadCell = Callable[[int, PefllError], object]
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 
 
@@ -48,7 +50,15 @@ class RawColumn:
     values: tuple[str, ...] = ()
 
 
-def read_column(values: Array, name: str, where: str, rule: str = "") -> tuple[RawColumn, Array]:
+def refuse_cell(row: int, error: PefllError) -> None:
+    """Raise the error of a cell that cannot be read."""
+    del row
+    raise error
+
+
+def read_column(
+    values: Array, name: str, where: str, rule: str = "", bad: BadCell = refuse_cell
+) -> tuple[RawColumn, Array]:
     """Return a table's column, and its values as float64 [N] with NaN for missing ones.
 
     Numbers and booleans stay as they are, dates become days since 1970, and texts become codes.
@@ -58,6 +68,7 @@ def read_column(values: Array, name: str, where: str, rule: str = "") -> tuple[R
         name: name of the column.
         where: name of the table, for errors.
         rule: one of `KINDS`; "" to find out. Dates and long texts need a rule.
+        bad: called for each cell that cannot be read. By default it raises the error; otherwise the value is NaN.
     """
     kind = values.dtype.kind
     if kind == "M":
@@ -74,10 +85,10 @@ def read_column(values: Array, name: str, where: str, rule: str = "") -> tuple[R
         raise _no_values(where, name, str(values.dtype))
     if kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    return _objects(values.tolist(), name, where, rule)
+    return _objects(values.tolist(), name, where, rule, bad)
 
 
-def _objects(values: list[Any], name: str, where: str, rule: str) -> tuple[RawColumn, Array]:
+def _objects(values: list[Any], name: str, where: str, rule: str, bad: BadCell) -> tuple[RawColumn, Array]:
     """Return the column of a list of Python values; see `read_column`."""
     missing = np.fromiter(map(is_missing, values), dtype=bool, count=len(values))
     types = {type(value) for value, gap in zip(values, missing, strict=True) if not gap}
@@ -95,10 +106,10 @@ def _objects(values: list[Any], name: str, where: str, rule: str) -> tuple[RawCo
             raise _wrong_kind(where, name, "booleans" if is_boolean else "numbers", rule)
         found = [math.nan if gap else _as_float(value) for value, gap in zip(values, missing, strict=True)]
         return RawColumn(name, rule or (BOOLEAN if is_boolean else NUMBER)), np.asarray(found)
-    if texts and rule in (NUMBER, BOOLEAN):
-        return RawColumn(name, rule), _numbers_in_texts(values, missing, name, where, rule)
+    if rule in (NUMBER, BOOLEAN) and all(issubclass(each, str | numbers.Number) for each in types):
+        return RawColumn(name, rule), _numbers_in_texts(values, missing, name, where, rule, bad)
     if texts and (rule in (DATE, CALENDAR) or (not rule and _are_dates(values, missing, _ISO))):
-        return _dates(name, _parsed_dates(values, missing, name, where), missing, rule, where)
+        return _dates(name, _parsed_dates(values, missing, name, where, bad), missing, rule, where)
     if not texts and not all(issubclass(each, str | numbers.Number) for each in types):
         raise _no_values(where, name, " and ".join(sorted(each.__name__ for each in types)[:3]))
     if rule:
@@ -160,22 +171,24 @@ def _dates(name: str, micro: Array, missing: Array, rule: str, where: str) -> tu
     return RawColumn(name, rule), np.where(missing, np.nan, micro / (_DAY * 1e6))
 
 
-def _parsed_dates(values: list[Any], missing: Array, name: str, where: str) -> Array:
-    """Return texts as microseconds since 1970, float64 [N]; PefllError for a text that is no ISO date."""
+def _parsed_dates(values: list[Any], missing: Array, name: str, where: str, bad: BadCell) -> Array:
+    """Return texts as microseconds since 1970, float64 [N]; a text that is no ISO date is a bad cell."""
     known: dict[str, float] = {}
-    for value, gap in zip(values, missing, strict=True):
-        if gap or value in known:
+    for row, (value, gap) in enumerate(zip(values, missing, strict=True)):
+        if gap or not math.isnan(known.get(value, math.nan)):
             continue
         try:
             if not _ISO.fullmatch(value.strip()):
                 raise ValueError
             known[value] = _microseconds(datetime.datetime.fromisoformat(value.strip().replace(",", ".")))
         except ValueError:
-            raise PefllError(
-                f"{where}: column {name!r} has {value[:40]!r}, which is no date; write dates as 2024-12-31 or "
-                "2024-12-31 23:59:00",
+            known[value] = math.nan  # the next row with this text is a bad cell, too
+            error = PefllError(
+                f"{where}: column {name!r} has {value[:40]!r} in row {row + 1:,}, which is no date; write dates as "
+                "2024-12-31 or 2024-12-31 23:59:00",
                 code="PEFLL-D586",
-            ) from None
+            )
+            bad(row, error)
     return np.asarray([0.0 if gap else known[value] for value, gap in zip(values, missing, strict=True)])
 
 
@@ -187,20 +200,25 @@ def _microseconds(date: datetime.date) -> float:
     return (date - datetime.datetime(1970, 1, 1, tzinfo=zone)).total_seconds() * 1e6
 
 
-def _numbers_in_texts(values: list[Any], missing: Array, name: str, where: str, rule: str) -> Array:
+def _numbers_in_texts(values: list[Any], missing: Array, name: str, where: str, rule: str, bad: BadCell) -> Array:
     found = np.full(len(values), np.nan)
     for place in np.flatnonzero(~missing).tolist():
+        if not isinstance(values[place], str):
+            found[place] = _as_float(values[place])
+            continue
         word = values[place].strip()
         if rule == BOOLEAN and word.lower() in (*_TRUE, *_FALSE):
             found[place] = word.lower() in _TRUE
         elif _is_number(word):
             found[place] = float(word)
         else:
-            raise PefllError(
-                f"{where}: column {name!r} has the text {word[:40]!r} where a number is needed; correct it, or leave "
-                "the cell empty if the value is missing",
+            needed = "a number" if rule == NUMBER else "true or false"
+            error = PefllError(
+                f"{where}: column {name!r} has the text {word[:40]!r} in row {place + 1:,} where {needed} is needed; "
+                "correct it, or leave the cell empty if the value is missing",
                 code="PEFLL-D587",
             )
+            bad(place, error)
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.data.column_plan import CLIP, ColumnPlan, column_plan_of
-from pefll.data.raw_columns import BOOLEAN, NUMBER, Array, RawColumn, read_column
+from pefll.data.raw_columns import BOOLEAN, NUMBER, Array, BadCell, RawColumn, read_column, refuse_cell
 
 # Limits of a plan in a file, which may come from a stranger.
 _MOST_COLUMNS, _MOST_INPUTS = 100_000, 1 << 20
@@ -66,14 +66,14 @@ class TablePlan:
                 start += part.shape[1]
         return whole
 
-    def encode(self, columns: Mapping[str, Array], name: str) -> Array:
+    def encode(self, columns: Mapping[str, Array], name: str, bad: BadCell = refuse_cell) -> Array:
         """Return the inputs float32 [N, inputs] of a new table's columns, each [N]; errors call the table `name`.
 
-        Infinite values give NaN.
+        Infinite values give NaN. `bad` is called for each cell that cannot be read, see `read_column`.
         """
         parts = []
         for plan in self.used:
-            column, values = read_column(columns[plan.name], plan.name, name, rule=plan.kind)
+            column, values = read_column(columns[plan.name], plan.name, name, plan.kind, bad)
             parts.append(plan.inputs(values, column.values))
         return encoded(np.concatenate(parts, axis=1))
 

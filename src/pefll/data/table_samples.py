@@ -14,6 +14,7 @@ from pefll.data.arrays import samples_from_arrays
 from pefll.data.column_use import AS_IT_IS, Use, chosen_features
 from pefll.data.frames import column, columns, feature_matrix, joined_names, label_column, label_names, raw_columns
 from pefll.data.missing_labels import check_all_labelled, has_label, without_gaps
+from pefll.data.owners import check_owners
 from pefll.data.raw_columns import DATE, NUMBER, RawColumn, read_column
 from pefll.data.samples import Array, Samples
 
@@ -59,6 +60,8 @@ def from_frame(
     special = (*label_names(label, columns(frame)), client, split)
     chosen = chosen_features(frame, tuple(features or use.features), special, use, name)
     owner, splits = (None if each is None else column(frame, each, name) for each in (client, split))
+    if owner is not None and client is not None:
+        check_owners(owner, client, name)
     samples = samples_of_rows(
         frame, label, y, owner, splits, chosen, classes=classes, name=name, use=use, labels=labels
     )

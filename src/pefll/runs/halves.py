@@ -126,9 +126,10 @@ class Embedder:
         spec = self.spec
         plan = plan_of(spec.table, spec.input_shape)
         columns = Columns(plan.names if plan else spec.feature_names, self.origin.label, self.origin.client, plan)
-        x, y = read_new_client(x, y, columns, spec, self.method.uses_labels)
-        check_labels(y, self.method, spec)
-        one = federation_of_new_client(x, y, spec, self.method.problem.task)
+        instead = "describe each alone: [embedder.describe(rows) for _, rows in frame.groupby({!r})]"
+        client = read_new_client(x, y, columns, spec, self.method.uses_labels, instead)
+        check_labels(client, self.method, spec)
+        one = federation_of_new_client(client.x, client.y, spec, self.method.problem.task)
         dtype = dtype_of(self.origin.precision)
         engine = SerialEngine(one, self.method, self.origin.seed, 0, dtype)
         with closing(engine), torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from pefll.data.federation import Federation
 from pefll.data.frames import columns as columns_of
 from pefll.data.frames import inputs_of, is_frame, label_names, labels_in
 from pefll.data.missing_labels import labelled
-from pefll.data.owners import Columns, Owned, features_in, find_owners, names_of_owners, number_of_clients
+from pefll.data.owners import Columns, Owned, clients_in, features_in, names_of_owners
 from pefll.data.samples import Normalise, Samples
 from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
@@ -26,8 +26,21 @@ from pefll.runs.personal import check_input, warn_of_positions
 from pefll.tasks import Task
 
 
-def read_new_client(x: Any, y: Any, columns: Columns, spec: ModelSpec, uses_labels: bool) -> tuple[Any, Any]:
-    """Return a new client's samples [m, ...], in the type and layout of the training data, and its labels or None.
+class NewClient(NamedTuple):
+    """A new client's samples [m, ...], in the type and layout of the training data, and its labels [m] or None.
+
+    `unlabelled` says in words why there are no labels, or is empty.
+    """
+
+    x: Any
+    y: Any
+    unlabelled: str = ""
+
+
+def read_new_client(
+    x: Any, y: Any, columns: Columns, spec: ModelSpec, uses_labels: bool, instead: str = ""
+) -> NewClient:
+    """Return a new client's samples and labels.
 
     Samples without a label are left out with a warning if the method uses labels; see `missing_labels.labelled`.
 
@@ -37,13 +50,21 @@ def read_new_client(x: Any, y: Any, columns: Columns, spec: ModelSpec, uses_labe
         columns: names of a table's columns.
         spec: of the run's models.
         uses_labels: whether the method uses labels.
+        instead: what else a user can do with a table of several clients; `{!r}` stands for its column of clients.
     """
+    unlabelled = ""
     if is_frame(x):
-        x, y = _from_frame(x, y, columns, spec)
-    x, y, left_out = labelled(check_input(x, spec), y, uses_labels)
+        named = label_names(columns.label, columns_of(x))
+        lacking = [each for each in named if each not in columns_of(x)]
+        x, y = _from_frame(x, y, columns, spec, instead)
+        if y is None:
+            unlabelled = f"the table has no column {lacking[0]!r}" if lacking else f"{columns.label!r} holds no label"
+    x, found, left_out = labelled(check_input(x, spec), y, uses_labels)
     if left_out:
         warnings.warn(unlabelled_words(left_out, left_out + len(x)), stacklevel=3)
-    return x, y
+    if found is None and y is not None:
+        unlabelled = f"none of the {counted(len(x), 'sample')} has a label"
+    return NewClient(x, found, unlabelled)
 
 
 def labelled_clients(owned: Sequence[Owned], uses_labels: bool) -> tuple[list[Owned], str]:
@@ -51,7 +72,8 @@ def labelled_clients(owned: Sequence[Owned], uses_labels: bool) -> tuple[list[Ow
     total, left_out, kept = 0, 0, []
     for one in owned:
         x, y, without = labelled(one.x, one.y, uses_labels)
-        kept.append(one._replace(x=x, y=y))
+        # If none has a label, they all stay, so that the client's own error can say so.
+        kept.append(one._replace(x=x, y=y) if y is not None or not uses_labels else one)
         left_out, total = left_out + without, total + len(one.x)
     return kept, unlabelled_words(left_out, total) if left_out else ""
 
@@ -101,30 +123,39 @@ def dtype_of(precision: str) -> torch.dtype:
     return torch.float64 if precision == "float64" else torch.float32
 
 
-def check_labels(y: Any, method: Method[Any], spec: ModelSpec) -> None:
-    """Raise PefllError if there are no labels, y is None, although the method needs them."""
-    if y is not None or not method.uses_labels:
+def check_labels(client: NewClient, method: Method[Any], spec: ModelSpec) -> None:
+    """Raise PefllError if a client has no labels although the method needs them."""
+    if client.y is not None or not method.uses_labels:
         return
+    if client.unlabelled.startswith("the table"):
+        raise PefllError(
+            f"{client.unlabelled} with labels, which this run needs; rename the column of labels, or give the labels "
+            "as y",
+            code="PEFLL-M053",
+        )
     kind = "lstm" if spec.tokens else "convnet" if len(spec.input_shape) == 3 else "mlp"
     words = either(
         f"--method pefll --set embedding={kind}-unlabeled",
         f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
     )
+    why = f"{client.unlabelled}, but " if client.unlabelled else ""
     raise PefllError(
-        f"this run needs labels to personalise; train a run that needs none with {words}", code="PEFLL-T122"
+        f"{why}this run needs labels to personalise; {'label some, or ' if why else ''}train a run that needs none "
+        f"with {words}",
+        code="PEFLL-T122",
     )
 
 
-def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec) -> tuple[Any, Any]:
+def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec, instead: str) -> tuple[Any, Any]:
     """Return one client's samples and labels in a table; PefllError if the table has several clients."""
     # Without names of features, a column with the usual name of clients may be a feature.
     candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
     labels = label_names(columns.label, columns_of(frame))
-    owned = find_owners(frame, candidates, (*columns.features, *labels), "the table")
-    if owned is not None and (count := number_of_clients(owned[1], owned[0], "the table")) > 1:
+    column, clients = clients_in(frame, candidates, (*columns.features, *labels), "the table")
+    if clients > 1:
         raise PefllError(
-            f"the table holds the samples of {count} clients, by its column {owned[0]!r}; give the samples of one "
-            f"client, or make a model for each with run.personalize_each(frame, client={owned[0]!r})",
+            f"the table holds the samples of {clients:,} clients, by its column {column!r}; give the samples of one "
+            f"client{instead and f', or {instead.format(column)}'}",
             code="PEFLL-M037",
         )
     y = labels_in(frame, columns.label, "the table") if y is None else y

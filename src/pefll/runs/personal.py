@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from pefll.core.plugins import allow, is_allowed
 from pefll.core.wording import argument, either
 from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
-from pefll.data.frames import inputs_of, is_frame
+from pefll.data.frames import columns, inputs_of, is_frame, label_names
+from pefll.data.owners import clients_in
 from pefll.data.table_plan import Encoded, TablePlan, plan_of
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
@@ -362,14 +363,29 @@ def check_input(x: Any, spec: ModelSpec) -> Array:
 def _matrix(frame: Any, spec: ModelSpec, plan: TablePlan | None) -> Any:
     """Return the inputs from a table, whose columns are found by name, or by position if the model has no names."""
     if plan or spec.feature_names:
+        _check_one_client(frame, spec, plan.names if plan else spec.feature_names)
         return inputs_of(frame, spec.feature_names, plan, "the table", tokens=spec.tokens)
     warn_of_positions()
     if not isinstance(frame, dict):
         return frame
-    columns = [np.asarray(column) for column in frame.values()]
-    if len({column.shape for column in columns}) != 1:
+    parts = [np.asarray(column) for column in frame.values()]
+    if len({part.shape for part in parts}) != 1:
         raise PefllError("the table must have columns, all of the same length", code="PEFLL-M042")
-    return np.stack(columns, axis=1)
+    return np.stack(parts, axis=1)
+
+
+def _check_one_client(frame: Any, spec: ModelSpec, features: Sequence[str]) -> None:
+    """Raise PefllError for a table with the rows of several clients: a personal model is about one of them."""
+    if not spec.client_column or spec.client_column in features:
+        return
+    labels = label_names(spec.label_column, columns(frame)) if spec.label_column else ()
+    column, clients = clients_in(frame, (spec.client_column,), (*features, *labels), "the table")
+    if clients > 1:
+        raise PefllError(
+            f"the table holds the samples of {clients:,} clients, by its column {column!r}, but this is the model of "
+            "one client; give this client's rows, or use the model of each with pefll.predict_each(folder, table)",
+            code="PEFLL-M039",
+        )
 
 
 def warn_of_positions(stacklevel: int = 4) -> None:

@@ -373,11 +373,12 @@ class Run:
             y: [m] the client's labels; None for a client without labels, or for labels in the table.
         """
         spec = self.model_spec
-        x, y = read_new_client(x, y, self.columns, spec, self.method.uses_labels)
-        if y is None and self.method.uses_labels:
+        instead = "make a model for each with run.personalize_each(frame, client={!r})"
+        client = read_new_client(x, y, self.columns, spec, self.method.uses_labels, instead)
+        if client.y is None and self.method.uses_labels:
             self._check_refining()
-        check_labels(y, self.method, spec)
-        one = federation_of_new_client(x, y, spec, self.method.problem.task)
+        check_labels(client, self.method, spec)
+        one = federation_of_new_client(client.x, client.y, spec, self.method.problem.task)
         engine = SerialEngine(one, self.method, self.config.seed, 0, dtype_of(self.config.precision))
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
@@ -440,6 +441,8 @@ class Run:
             warnings.warn(note, stacklevel=2)
         for one in owned:
             try:
+                if one.fault:
+                    raise one.fault
                 models[one.client] = self.personalize(one.x, one.y)
             except PefllError as error:
                 errors[one.client] = error
