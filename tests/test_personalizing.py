@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -16,9 +17,10 @@ from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
 from pefll.data.owners import find_owners
 from pefll.runs import modelfile
+from pefll.runs.model_folder import INDEX, file_name
 from pefll.runs.personal import PersonalModel
 from pefll.training import fitting
-from pefll.training.personalizing import INDEX, file_name, write_each
+from pefll.training.personalizing import write_each
 from pefll.training.run import ClientsFailed
 from tests.cli.conftest import pefll, refused  # noqa: F401 - fixtures
 
@@ -251,6 +253,36 @@ def test_the_manifest_says_what_failed_and_what_is_left(trained, tmp_path, monke
     }
 
 
+def test_a_refused_call_changes_no_manifest(trained, tmp_path):
+    run, folder, users = load(trained), tmp_path / "models", ["amy", "bob", "eve"]
+    owned = run._owned(table(users), None, None)
+    write_each(run, owned, folder)
+    before = (folder / INDEX).read_bytes()
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, seed=1), summary={})
+    written = write_each(other, owned, folder)
+    assert {error.code for error in written.errors.values()} == {"PEFLL-M040"}
+    assert (folder / INDEX).read_bytes() == before
+    changed = [owned[0]._replace(x=owned[0].x + 1), *owned[1:]]
+    assert set(write_each(run, changed, folder).errors) == {"amy"}
+    assert (folder / INDEX).read_bytes() == before
+    more = run._owned(table(["amy", "tom"], seed=4).replace({"label": {"red": "purple"}}), None, None)
+    assert set(write_each(other, more, folder).errors) == {"amy", "tom"}
+    found = json.loads((folder / INDEX).read_text())
+    assert found["run"] == json.loads(before)["run"]
+    assert [row["user"] for row in found["models"]] == users
+    assert [row["user"] for row in found["failed"]] == ["tom"]
+    (folder / "amy.safetensors").unlink()  # as the sentence says
+    assert write_each(run, changed, folder)[:2] == (["amy"], ["bob", "eve"])
+
+
+def test_equal_reasons_are_said_once(trained):
+    run = load(trained)
+    with pytest.raises(ClientsFailed) as error:
+        run.personalize_each(table(["ann", "bob", "eve"]).assign(label="purple"))
+    assert str(error.value).count("purple") == 1
+    assert "(likewise bob and eve)" in str(error.value)
+
+
 def test_a_full_disk_stops_at_once(trained, tmp_path, monkeypatch):
     run, tries = load(trained), []
 
@@ -405,5 +437,5 @@ def test_the_label_column_of_training_is_the_default(pefll, tmp_path):  # noqa: 
     given = ["--data", data, "--label", "liked", "--client-column", "user_id", "--unseen", "0.25", "--device", "cpu"]
     assert pefll("train", *given, "--rounds", 1, "--processes", 1, "--out", tmp_path / "run").code == 0
     assert pefll("personalize", tmp_path / "run", "--data", data, "--each", "--out", models).code == 0
-    said = pefll("predict", models / file_name("a"), "--data", data)
-    assert "of 48 samples are right" in said.out
+    said = pefll("predict", models, "--data", data)
+    assert "of 48 samples with a label are right" in said.out

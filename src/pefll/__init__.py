@@ -61,6 +61,7 @@ from pefll.training.client_models import Predictions
 from pefll.training.cost import Cost, cost_of_new_client
 from pefll.training.evaluation import Accuracy, Evaluation
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
+from pefll.training.predicting import EachPredictions, predict_each
 from pefll.training.run import ClientsFailed, Run, load
 from pefll.training.tensorboard import TensorBoard
 from pefll.training.trackio import Trackio
@@ -81,6 +82,7 @@ __all__ = [
     "Comparison",
     "Cost",
     "Ditto",
+    "EachPredictions",
     "EarlyStopping",
     "Embedder",
     "Evaluation",
@@ -132,6 +134,7 @@ __all__ = [
     "load_samples",
     "make_federation",
     "natural",
+    "predict_each",
     "read_samples",
     "replace_batchnorm",
     "samples_from_arrays",

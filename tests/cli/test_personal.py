@@ -58,6 +58,7 @@ def test_class_names_with_commas_and_brackets(pefll, tmp_path):
     with np.load(path) as arrays:
         mine = arrays["client"] == arrays["client"][0]
         one = npz(tmp_path / "one.npz", x=arrays["x"][mine], y=arrays["y"][mine])
+        path = npz(tmp_path / "all.npz", x=arrays["x"], y=arrays["y"])
     assert pefll("personalize", out, "--data", one, "--out", tmp_path / "m").code == 0
     assert pefll("predict", tmp_path / "m", "--data", path, "--out", tmp_path / "p.csv").code == 0
     rows = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))

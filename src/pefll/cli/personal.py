@@ -26,17 +26,19 @@ from pefll.cli.options import (
     own_code,
     parse_settings,
 )
+from pefll.cli.predicting import predict_folder
 from pefll.cli.tables import accuracy_table
 from pefll.core import files
 from pefll.core.errors import PefllError
 from pefll.core.files import check_folder
 from pefll.core.progress import say
-from pefll.core.wording import counted, first_few, without_samples
+from pefll.core.wording import counted, reasons, without_samples
 from pefll.data.federation import Federation
 from pefll.data.missing_labels import has_label, labelled, without_gaps
 from pefll.data.table_plan import plan_of
 from pefll.models.spec import ModelSpec
 from pefll.runs import federations
+from pefll.runs.model_folder import INDEX
 from pefll.runs.new_client import labelled_clients, unlabelled_words
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import figure_text
@@ -207,7 +209,7 @@ def personalize(
                 "--method local.",
             )
     own = own_code(model=trained.model_spec.model, task=(trained.model_spec.task or "").partition(" ")[0])
-    say(out, f"Next: pefll predict {target} --data more_samples.npz{own}")
+    say(out, f"Next: pefll predict {target} --data {_more_like(data)}{own}")
 
 
 def _personalize_each(
@@ -228,17 +230,21 @@ def _personalize_each(
     if written.kept:
         say(out, f"{folder}: {counted(len(written.kept), 'model')} of this run and data existed already")
     if written.made:
-        index = folder / personalizing.INDEX
+        index = folder / INDEX
         say(out, f"{folder}: {counted(len(written.made), 'personal model')}; {index} names the client of each file")
-        example = folder / personalizing.file_name(written.made[0])
-        say(out, f"Next: pefll predict {example} --data more_samples.npz{own_code(model=trained.model_spec.model)}")
+        own = own_code(model=trained.model_spec.model, task=(trained.model_spec.task or "").partition(" ")[0])
+        say(out, f"Next: pefll predict {folder} --data {_more_like(data)} --out predictions.csv{own}")
     if written.errors:
-        reasons = first_few((f"{client}: {error}" for client, error in written.errors.items()), 10)
         raise PefllError(
             f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; correct the data and give "
-            f"the command again: {reasons}",
+            f"the command again: {reasons(written.errors)}",
             code="PEFLL-M041",
         )
+
+
+def _more_like(data: Path) -> str:
+    """Return a name for more data of the same kind."""
+    return "more_samples" if data.is_dir() else f"more_samples{data.suffix}"
 
 
 def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) -> None:
@@ -251,7 +257,12 @@ def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) ->
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A file made by `pefll personalize`.", metavar="MODEL")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A file made by `pefll personalize`, or a folder made by `pefll personalize --each`.", metavar="MODEL"
+        ),
+    ],
     data: Annotated[Path, typer.Option(help="Samples: .npz with x (and y), .csv, .parquet, or a folder class/*.png.")],
     target: Annotated[
         Path | None,
@@ -260,6 +271,10 @@ def predict(
         ),
     ] = None,
     label: TrainedLabel = None,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Name of the client column in a table or .npz.", show_default="the run's"),
+    ] = None,
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, if the model is your own code.")
     ] = None,
@@ -268,16 +283,27 @@ def predict(
 ) -> None:
     """Predict with a personal model; with labels in the file, also print the accuracy or the task's metrics.
 
-    For example: `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
+    With a folder of models, the rows of each client are predicted by the client's own model.
+
+    For example:
+
+    - `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
+
+    - `pefll predict models --data rows_of_all_users.parquet --out answers.csv`
     """
     check_free(target, "--out", force)
+    if model.is_dir():
+        predict_folder(model, data, target, client_column, label, architecture, task)
+        return
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         personal = PersonalModel.load(model, architecture=architecture, task=task)
     for note in notes:
         say(err, f"note: {note.message}")
     label = label or _label_in_training(data, personal.spec.label_column)
-    x, y = _read_client(data, label, personal.spec)
+    instead = "predict with the models of all: pefll predict FOLDER, as `pefll personalize --each` made it"
+    column = {"client": client_column, "client_named": True} if client_column else {}
+    x, y = _read_client(data, label, personal.spec, alone=True, instead=instead, **column)
     if not personal.spec.classes:
         _predict_others(personal, x, y, target)
         return

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
+
+from pefll.core.errors import PefllError
 
 # True if the reader of a sentence uses the command line, False if they use Python.
 _gave_a_command: ContextVar[bool] = ContextVar("gave_a_command", default=False)
@@ -60,6 +63,18 @@ def first_few(names: Iterable[object], most: int = 5) -> str:
     if len(words) > most + 1:  # instead of "1 more", that one name is shown
         words = [*words[:most], f"{len(words) - most:,} more"]
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def reasons(errors: Mapping[Any, PefllError], most: int = 5) -> str:
+    """Return the errors of clients for a sentence; clients whose errors have the same code are listed together."""
+    groups: dict[str, list[Any]] = {}
+    for client, error in errors.items():
+        groups.setdefault(error.code, []).append(client)
+    words = [
+        f"{clients[0]}: {errors[clients[0]]}" + (f" (likewise {first_few(clients[1:])})" if clients[1:] else "")
+        for clients in groups.values()
+    ]
+    return first_few(words, most)
 
 
 def similar(name: str, known: Iterable[str]) -> str:

@@ -220,7 +220,7 @@ def _read_split(path: Path, split: str) -> Any:
 
 def _several_clients(path: Path, count: int, instead: str, by: str = "") -> PefllError:
     return PefllError(
-        f"{path} holds the samples of {count} clients{by}; give a file with the samples of one client"
+        f"{path} holds the samples of {count:,} clients{by}; give a file with the samples of one client"
         f"{instead and f', or {instead}'}",
         code="PEFLL-M034",
     )

@@ -10,12 +10,15 @@ import numpy as np
 
 from pefll.core.arguments import shown, text
 from pefll.core.errors import PefllError
-from pefll.core.wording import first_few
+from pefll.core.wording import counted, first_few
 from pefll.data.arrays import as_array
 from pefll.data.missing_labels import as_numbers, has_label
 from pefll.data.raw_columns import BadCell, RawColumn, read_column, refuse_cell
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
+
+# What `str` gives for missing values.
+_EMPTY = ("None", "nan", "<NA>", "NaT")
 
 
 def inputs_of(
@@ -220,6 +223,26 @@ def find_column(frame: Any, name: str, where: str) -> Array | None:
     if name not in levels:
         return None
     return as_array(frame.index.get_level_values(levels.index(name)), f"index {name!r}", where)
+
+
+def check_owners(owners: Array, column: str, name: str) -> None:
+    """Raise PefllError if a table's column of clients [N] does not name the client of each row."""
+    empty = without_owner(owners)
+    if len(empty):
+        raise PefllError(
+            f"{name}: column {column!r} names no client in {len(empty):,} of {counted(len(owners), 'row')}, the first "
+            f"of which is row {empty[0] + 1:,}; fill them in, or leave these rows out",
+            code="PEFLL-D111",
+        )
+
+
+def without_owner(owners: Any) -> list[int]:
+    """Return the rows of a column of clients that name no client. An empty text is a name."""
+    values = np.asarray(owners)
+    if values.dtype.kind in "iubUS":
+        return []
+    found = enumerate(values.reshape(-1).tolist())
+    return [row for row, value in found if not isinstance(value, str) and str(value) in _EMPTY]
 
 
 def index_levels(frame: Any) -> list[str | None]:

@@ -18,8 +18,6 @@ from pefll.data.table_plan import TablePlan, encoded
 
 Name = int | str
 CLIENT, SPLIT = "client", "split"  # default names of columns or arrays
-# What `str` gives for missing values.
-_EMPTY = ("None", "nan", "<NA>", "NaT")
 
 
 class Owned(NamedTuple):
@@ -96,7 +94,7 @@ def rows_of_frame(
     client = frames.find_column(frame, columns.client, name)
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
-    check_owners(client, columns.client, name)
+    frames.check_owners(client, columns.client, name)
     x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens, bad=bad)
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
     return Rows(x, frames.labels_in(frame, columns.label, name), client, split)
@@ -139,7 +137,7 @@ def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Se
 
 def number_of_clients(owners: Any, column: str, name: str) -> int:
     """Return the number of clients in a column of owners [N]; PefllError for missing entries."""
-    empty = _empty(owners)
+    empty = frames.without_owner(owners)
     if len(empty):
         raise PefllError(
             f"{name}: {len(empty):,} of {counted(len(owners), 'sample')} have no client in {column!r}, the first of "
@@ -147,26 +145,6 @@ def number_of_clients(owners: Any, column: str, name: str) -> int:
             code="PEFLL-M061",
         )
     return len(set(np.asarray(owners).reshape(-1).tolist()))
-
-
-def check_owners(owners: Array, column: str, name: str) -> None:
-    """Raise PefllError if a table's column of clients [N] does not name the client of each row."""
-    empty = _empty(owners)
-    if len(empty):
-        raise PefllError(
-            f"{name}: column {column!r} names no client in {len(empty):,} of {counted(len(owners), 'row')}, the first "
-            f"of which is row {empty[0] + 1:,}; fill them in, or leave these rows out",
-            code="PEFLL-D111",
-        )
-
-
-def _empty(owners: Any) -> list[int]:
-    """Return the rows of a column of clients that name no client. An empty text is a name."""
-    values = np.asarray(owners)
-    if values.dtype.kind in "iubUS":
-        return []
-    found = enumerate(values.reshape(-1).tolist())
-    return [row for row, value in found if not isinstance(value, str) and str(value) in _EMPTY]
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:

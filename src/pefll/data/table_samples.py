@@ -12,9 +12,17 @@ from pefll.core.arguments import listed, text
 from pefll.core.errors import PefllError
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.column_use import AS_IT_IS, Use, chosen_features
-from pefll.data.frames import column, columns, feature_matrix, joined_names, label_column, label_names, raw_columns
+from pefll.data.frames import (
+    check_owners,
+    column,
+    columns,
+    feature_matrix,
+    joined_names,
+    label_column,
+    label_names,
+    raw_columns,
+)
 from pefll.data.missing_labels import check_all_labelled, has_label, without_gaps
-from pefll.data.owners import check_owners
 from pefll.data.raw_columns import DATE, NUMBER, RawColumn, read_column
 from pefll.data.samples import Array, Samples
 

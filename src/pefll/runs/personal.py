@@ -86,10 +86,14 @@ class PersonalModel(nn.Module):
         Raises:
             PefllError: if the model predicts numbers.
         """
-        labels = self._known_task().labels
+        labels = self.known_task().labels
         if labels == "numbers":
             raise PefllError("this model predicts numbers, which have no probabilities; use predict", code="PEFLL-M500")
         return self._outputs(x, lambda output: output.softmax(dim=1) if labels == "classes" else output.sigmoid())
+
+    def outputs(self, x: Any) -> Array:
+        """Return the scores of classes, or the task's outputs, of samples [N, ...]; see `predict`."""
+        return self._outputs(x, lambda output: output)
 
     @torch.no_grad()
     def _outputs(self, x: Any, function: Callable[[Tensor], Tensor]) -> Array:
@@ -115,7 +119,7 @@ class PersonalModel(nn.Module):
                 values in the order of the table's columns, which must all be numbers.
             names: whether to return the names of classes.
         """
-        task = self._known_task()
+        task = self.known_task()
         if type(task) is Classification:
             found: Array = self.probabilities(x).argmax(axis=1)
         else:
@@ -132,19 +136,17 @@ class PersonalModel(nn.Module):
     @torch.no_grad()
     def metrics(self, x: Any, y: Any) -> dict[str, float]:
         """Return the task's metrics on samples [N, ...] with labels y, the most important one first."""
-        task = self._known_task()
+        task = self.known_task()
         labels = torch.from_numpy(labels_of(y, self.spec.class_names, "y", task.labels))
-        output = torch.from_numpy(self._outputs(x, lambda output: output))
+        output = torch.from_numpy(self.outputs(x))
         if len(labels) != len(output):
             raise PefllError(
                 f"there are {len(output):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
             )
-        known = torch.ones(self.spec.classes, dtype=torch.bool) if self.spec.classes else None
-        found = figures_of(task, task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
-        # The file does not know the loss of training, and nothing is masked. A task of one's own may have nothing else.
-        return {name: value for name, value in found.items() if name not in ("loss", "masked")} or found
+        return metrics_of(task, output, labels, self.spec.classes)
 
-    def _known_task(self) -> Task:
+    def known_task(self) -> Task:
+        """Return what the outputs mean; PefllError if that is the user's own code, which nobody has named."""
         if self.task is None:
             give = argument("task", self.spec.task or "")
             raise PefllError(
@@ -237,6 +239,14 @@ class PersonalModel(nn.Module):
                 stacklevel=2,
             )
         return cls(network, spec, meaning or _checked_task_in(path, spec))
+
+
+def metrics_of(task: Task, output: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
+    """Return a task's metrics on outputs [N, ...] and labels [N, ...], the most important one first."""
+    known = torch.ones(classes, dtype=torch.bool) if classes else None
+    found = figures_of(task, task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
+    # The file does not know the loss of training, and nothing is masked. A task of one's own may have nothing else.
+    return {name: value for name, value in found.items() if name not in ("loss", "masked")} or found
 
 
 def _checked_task_in(path: Path, spec: ModelSpec) -> Task | None:

@@ -36,6 +36,7 @@ from pefll.tasks.names import allow_task, checked_task
 from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
 from pefll.training.evaluation import Measure
 from pefll.training.loop import train
+from pefll.training.most_frequent import hardly_better
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.round_robin import ScheduledRun, Turns, round_robin
 from pefll.training.run import Run, method_template
@@ -334,6 +335,8 @@ def _train_and_test(
                 write_descriptors(engine, spec.method, progress.best, spec.federation, spec.folder)
             spec.folder.write_summary(summary)
         active.summary = summary
+        if not spec.tunes and (note := hardly_better(spec.federation, active.history)):
+            warnings.warn(note, stacklevel=2) if tell is _ignore else tell(f"{spec.title}: {note}")
     finally:
         for each in guarded:
             each.on_end(active)

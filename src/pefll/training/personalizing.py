@@ -12,17 +12,16 @@ import numpy as np
 from rich.console import Console
 
 from pefll.core.errors import PefllError
-from pefll.core.files import make_folder, read_json, safe_file_name, set_aside, write_json
+from pefll.core.files import make_folder, set_aside, write_json
 from pefll.core.progress import monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
+from pefll.runs.model_folder import INDEX, file_name, read_index
 from pefll.runs.modelfile import DAMAGED, read_header, read_tensors
 from pefll.runs.personal import PersonalModel
 from pefll.training.run import Run
 
-INDEX = "models.json"
-ENDING = ".safetensors"
 DISK_ERROR = "PEFLL-A102"
 
 
@@ -38,11 +37,6 @@ class Written(NamedTuple):
     made: list[Name]
     kept: list[Name]
     errors: dict[Name, PefllError]
-
-
-def file_name(client: Name) -> str:
-    """Return the file name of a client's model: safe on every system, and different for every client."""
-    return safe_file_name(str(client)) + ENDING
 
 
 def write_each(
@@ -62,12 +56,14 @@ def write_each(
     """
     make_folder(folder, private=True)
     origin = _origin(run)
-    made, kept, errors, index = [], [], {}, []
+    made, kept, errors, index, ended = [], [], {}, [], False
     try:
         with monitor(console, "personalising", len(owned)) as watch:
             for done, one in enumerate(owned, start=1):
                 path = folder / file_name(one.client)
                 try:
+                    if one.fault:
+                        raise one.fault
                     source = _source(origin, one)
                     there = not force and path.exists()
                     damage = _damage(path, source) if there else None
@@ -87,8 +83,9 @@ def write_each(
                         raise
                     errors[one.client] = error
                 watch.at(done, f"{len(errors)} failed" if errors else "")
+            ended = True
     finally:
-        _write_manifest(run, folder, index, errors, complete=len(index) + len(errors) == len(owned))
+        _write_manifest(run, folder, index, errors, complete=ended)
     return Written(made, kept, errors)
 
 
@@ -97,6 +94,8 @@ def _write_manifest(
 ) -> None:
     """Write `models.json`: the run, the file of each client, and the clients without a model.
 
+    A call that was refused for all its clients changes nothing: their models are those of another run or other samples.
+
     Args:
         run: made the models.
         folder: holds the models.
@@ -104,27 +103,31 @@ def _write_manifest(
         errors: the errors of the other clients.
         complete: whether every client has a model or an error; False after Ctrl-C.
     """
-    config = run.config
+    config, earlier = run.config, _earlier(folder)
+    of_run = {"method": config.method, "data": config.data, "seed": config.seed, "rounds": run.summary.get("rounds")}
+    models = {row["file"]: row for row in [*earlier.get("models", ()), *index]}
+    failed = {client: error for client, error in errors.items() if file_name(client) not in models}
+    if earlier and complete and not index and not failed:
+        return
     content = {
-        "run": {"method": config.method, "data": config.data, "seed": config.seed, "rounds": run.summary.get("rounds")},
+        # If no model is of this run, those in the folder are of an earlier one.
+        "run": of_run if index else earlier.get("run", of_run),
         "complete": complete,
-        "models": _with_earlier(folder, index),
-        "failed": [{"user": client, "reason": error.args[0]} for client, error in errors.items()],
+        "models": list(models.values()),
+        "failed": [{"user": client, "reason": error.args[0]} for client, error in failed.items()],
     }
     write_json(folder / INDEX, content, private=True)
 
 
-def _with_earlier(folder: Path, index: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of models.json: the new ones, and earlier ones whose files still exist."""
-    earlier: dict[str, dict[str, Any]] = {}
-    if (folder / INDEX).is_file():
-        try:
-            rows = read_json(folder / INDEX)["models"]
-            there = (row for row in rows if row["file"] == file_name(row["user"]) and (folder / row["file"]).is_file())
-            earlier = {row["file"]: row for row in there}
-        except (PefllError, KeyError, TypeError):
-            set_aside(folder / INDEX)
-    return list((earlier | {row["file"]: row for row in index}).values())
+def _earlier(folder: Path) -> dict[str, Any]:
+    """Return the folder's models.json, {} if there is none; a damaged one is set aside."""
+    if not (folder / INDEX).is_file():
+        return {}
+    try:
+        return read_index(folder)
+    except PefllError:
+        set_aside(folder / INDEX)
+        return {}
 
 
 def _origin(run: Run) -> Callable[[], Any]:
@@ -162,7 +165,8 @@ def _damage(path: Path, source: str) -> PefllError | None:
     if header.spec.made_from != source:
         force = argument("force", True)
         raise PefllError(
-            f"{path} exists and was made by another run or from other samples; replace it with {force}",
+            f"{path} exists and was made by another run or from other samples; delete it to make this model again, or "
+            f"make all again with {force}",
             code="PEFLL-M040",
         )
     return None

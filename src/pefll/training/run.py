@@ -21,7 +21,7 @@ from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
-from pefll.core.wording import argument, counted, either, first_few
+from pefll.core.wording import argument, counted, either, first_few, reasons
 from pefll.data.arrays import blank_labels
 from pefll.data.federation import Federation, check_is_federation
 from pefll.data.frames import is_frame
@@ -137,9 +137,8 @@ class ClientsFailed(PefllError):
     """
 
     def __init__(self, models: dict[Name, PersonalModel], errors: dict[Name, PefllError]) -> None:
-        reasons = first_few(f"{client}: {error}" for client, error in errors.items())
         total = counted(len(models) + len(errors), "client")
-        super().__init__(f"{len(errors):,} of {total} got no model: {reasons}", code="PEFLL-M038")
+        super().__init__(f"{len(errors):,} of {total} got no model: {reasons(errors)}", code="PEFLL-M038")
         self.models, self.errors = models, errors
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,0 +1,47 @@
+"""A folder with a personal model for each of many clients, and `models.json`, the list of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pefll.core.errors import PefllError
+from pefll.core.files import read_json, safe_file_name
+from pefll.data.owners import Name
+
+INDEX = "models.json"
+ENDING = ".safetensors"
+
+
+def file_name(client: Name) -> str:
+    """Return the file name of a client's model: safe on every system, and different for every client."""
+    return safe_file_name(str(client)) + ENDING
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's `models.json`, without entries whose files are gone.
+
+    Raises:
+        PefllError: if there is none, or it is damaged.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        raise PefllError(
+            f"{folder} has no {INDEX}, the list of its models; name a folder that `pefll personalize --each` made",
+            code="PEFLL-M043",
+        )
+    content: dict[str, Any] = read_json(path)
+    try:
+        # A list from somewhere else must not name files outside of the folder.
+        own = [row for row in content["models"] if row["file"] == file_name(row["user"])]
+        return content | {"models": [row for row in own if (folder / row["file"]).is_file()]}
+    except (KeyError, TypeError) as error:
+        raise PefllError(
+            f"{path} is damaged: it is no list of models; make it again with `pefll personalize --each`",
+            code="PEFLL-M044",
+        ) from error
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the file of each client's model in a folder, by the client's name as a text."""
+    return {str(row["user"]): folder / row["file"] for row in read_index(folder)["models"]}

@@ -1,0 +1,259 @@
+"""Predictions for the rows of many clients, each by the client's own model in a folder."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from pefll.core import arguments
+from pefll.core.errors import PefllError
+from pefll.core.progress import monitor
+from pefll.core.wording import counted, reasons
+from pefll.data import TABLES, read_rows
+from pefll.data.arrays import labels_of, owners_of
+from pefll.data.frames import is_frame
+from pefll.data.missing_labels import has_label, without_gaps
+from pefll.data.owners import CLIENT, Columns, Name, Rows, first_fault, rows_by_client, rows_of_frame
+from pefll.data.samples import Array
+from pefll.data.table_files import read_frame
+from pefll.data.table_plan import encoded, plan_of
+from pefll.data.user_files import LABEL, kind_of_file
+from pefll.models.spec import ModelSpec
+from pefll.runs.model_folder import files_of
+from pefll.runs.modelfile import read_header
+from pefll.runs.personal import PersonalModel, metrics_of
+from pefll.tasks import Task
+from pefll.training.client_models import data_frame
+
+
+@dataclass(frozen=True, eq=False)
+class EachPredictions:
+    """What the clients' models say about the rows of a table, one entry per row, in the order of the table.
+
+    Attributes:
+        client: [N], the client's name in the table.
+        sample: int64 [N], the number of the row in the table, from 0. Rows of clients without predictions are left out.
+        predicted: [N, ...], the predictions, as `PersonalModel.predict` returns them.
+        probabilities: [N, classes], the probability of each class; None if the task has no classes.
+        class_names: the name of each class, or of each output.
+        client_column: name of the table's column of clients.
+        metrics: the task's metrics over all rows with a label, the most important one first; empty without labels.
+        labelled: number of rows with a label.
+        errors: why a client has no predictions, by its name.
+    """
+
+    client: Array
+    sample: Array
+    predicted: Array
+    probabilities: Array | None
+    class_names: tuple[str, ...]
+    client_column: str
+    metrics: dict[str, float]
+    labelled: int
+    errors: dict[Name, PefllError]
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    def __repr__(self) -> str:
+        clients = len(set(self.client.tolist()))
+        return f"<EachPredictions of {counted(len(self), 'row')} of {counted(clients, 'client')}>"
+
+    def frame(self) -> Any:
+        """Return a pandas data frame with the client's column, the row `sample`, `predicted` and `probability`.
+
+        Classes have their names. The probability is that of the predicted class.
+        """
+        columns: dict[str, Any] = {self.client_column: self.client, "sample": self.sample}
+        if self.probabilities is None:
+            columns["predicted"] = self.predicted if self.predicted.ndim == 1 else list(self.predicted)
+        else:
+            columns["predicted"] = np.asarray(self.class_names)[self.predicted]
+            columns["probability"] = self.probabilities.max(axis=1)
+        return data_frame(columns)
+
+
+def predict_each(
+    folder: str | Path,
+    data: Any,
+    *,
+    client: str | None = None,
+    label: str | None = None,
+    architecture: str | None = None,
+    task: str | Task | None = None,
+    console: Console | None = None,
+) -> EachPredictions:
+    """Return predictions for the rows of many clients, each by the client's own model.
+
+    A client without a model, or with faulty rows, gets no predictions; a warning says so, and `errors` says why.
+
+    Args:
+        folder: what `pefll personalize --each` made: a model for each client, and models.json.
+        data: a table with a column of clients, or the path of a file; see `read_each`.
+        client: name of the column of clients; None for that of the training data.
+        label: name of the column of labels, which may be absent; None for that of the training data.
+        architecture: the model's name `package.module:function`, if it is your own code.
+        task: your own task, if the run was trained with one: a value, or its name `package.module:Class`.
+        console: shows progress; None for silence.
+    """
+    found = predictions_each(folder, data, client, label, architecture, task, console)
+    if found.errors:
+        warnings.warn(without_predictions(found), stacklevel=2)
+    return found
+
+
+def without_predictions(found: EachPredictions) -> str:
+    """Return the sentence that says which clients have no predictions."""
+    total = counted(len(found.errors) + len(set(found.client.tolist())), "client")
+    return f"{len(found.errors):,} of {total} got no predictions: {reasons(found.errors)}"
+
+
+def predictions_each(
+    folder: str | Path,
+    data: Any,
+    client: str | None,
+    label: str | None,
+    architecture: str | None,
+    task: str | Task | None,
+    console: Console | None,
+) -> EachPredictions:
+    """Return what `predict_each` returns, without a warning."""
+    folder = arguments.path(folder)
+    files = files_of(folder)
+    source = _Source(data, _first_spec(folder, files), client, label)
+    owner, names = owners_of(source.clients, source.name)
+    outputs: list[Array] = []
+    rows: list[Array] = []
+    errors: dict[Name, PefllError] = {}
+    model: PersonalModel | None = None
+    with monitor(console, "predicting", len(names)) as watch:
+        for done, (number, mine) in enumerate(rows_by_client(owner, len(names)), start=1):
+            try:
+                one = PersonalModel.load(_file_of(names[number], files, folder), None, architecture, task)
+                model = model or one
+                _check_same_labels(one.spec, model.spec)
+                outputs.append(one.outputs(source.samples(one.spec, mine)))
+                rows.append(mine)
+            except PefllError as error:
+                if error.code == MISSING_COLUMN:  # every client's rows lack it
+                    raise
+                errors[names[number]] = error
+            watch.at(done, f"{len(errors)} without predictions" if errors else "")
+    if model is None or not rows:
+        raise PefllError(
+            f"none of {counted(len(names), 'client')} of {source.name} got predictions: {reasons(errors)}",
+            code="PEFLL-M049",
+        )
+    order = np.argsort(np.concatenate(rows))
+    sample, output = np.concatenate(rows)[order], torch.from_numpy(np.concatenate(outputs)[order])
+    meaning = model.known_task()
+    classes = meaning.labels == "classes"
+    chances = output.softmax(dim=1).numpy() if classes else None
+    metrics, labelled = _metrics(source, sample, output, meaning, model.spec)
+    return EachPredictions(
+        client=np.asarray(names, dtype=object)[owner[sample]],
+        sample=sample,
+        predicted=np.asarray(meaning.predict(output)) if chances is None else chances.argmax(axis=1),
+        probabilities=chances,
+        class_names=model.class_names,
+        client_column=source.columns.client,
+        metrics=metrics,
+        labelled=labelled,
+        errors=errors,
+    )
+
+
+MISSING_COLUMN = "PEFLL-M030"
+
+
+class _Source:
+    """The rows of all clients, encoded once for all models with the same plan."""
+
+    def __init__(self, data: Any, spec: ModelSpec, client: str | None, label: str | None) -> None:
+        path = None if is_frame(data) else arguments.path(data, "data").expanduser()
+        self._table = data
+        if path is not None:
+            self._table = read_frame(path) if kind_of_file(path) == "table" else None
+        self._path = path
+        self.name = "the table" if path is None else str(path)
+        usual = spec.label_column or LABEL if path is None or path.suffix.lower() in TABLES else LABEL
+        self.columns = Columns((), label or usual, client or spec.client_column or CLIENT)
+        self._read: dict[str, tuple[Rows, dict[int, PefllError]]] = {}
+        rows, _ = self._rows(spec)
+        self.clients, self.y = rows.client, rows.y
+
+    def samples(self, spec: ModelSpec, rows: Array) -> Any:
+        """Return some rows as a model takes them; PefllError if one of them cannot be read."""
+        found, faults = self._rows(spec)
+        if fault := first_fault(faults, rows):
+            raise fault
+        return encoded(found.x[rows]) if spec.table and self._table is not None else found.x[rows]
+
+    def _rows(self, spec: ModelSpec) -> tuple[Rows, Mapping[int, PefllError]]:
+        key = json.dumps([spec.table, spec.feature_names, spec.tokens])
+        if key not in self._read:
+            plan, faults = plan_of(spec.table, spec.input_shape), dict[int, PefllError]()
+            columns = self.columns._replace(features=plan.names if plan else spec.feature_names, plan=plan)
+            if self._table is not None:
+                bad: Callable[[int, PefllError], object] = faults.setdefault
+                rows = rows_of_frame(self._table, columns, self.name, tokens=spec.tokens, bad=bad)
+            else:
+                assert self._path is not None
+                rows = read_rows(self._path, columns, tokens=spec.tokens)
+            self._read[key] = rows, faults
+        return self._read[key]
+
+
+def _first_spec(folder: Path, files: Mapping[str, Path]) -> ModelSpec:
+    """Return the spec of the first readable model, whose run names the columns."""
+    error = PefllError(f"{folder} has no models; make them with `pefll personalize --each`", code="PEFLL-M045")
+    for path in files.values():
+        try:
+            return read_header(path).spec
+        except PefllError as problem:
+            error = problem
+    raise error
+
+
+def _file_of(client: Name, files: Mapping[str, Path], folder: Path) -> Path:
+    if str(client) not in files:
+        raise PefllError(
+            f"{folder} has no model of this client; make one with `pefll personalize --each`", code="PEFLL-M046"
+        )
+    return files[str(client)]
+
+
+def _check_same_labels(spec: ModelSpec, first: ModelSpec) -> None:
+    """Raise PefllError for a model whose predictions mean something else than those of the first one."""
+    if (spec.task, spec.class_names, spec.classes) != (first.task, first.class_names, first.classes):
+        raise PefllError(
+            "its model was trained on other labels than the first model of the folder; keep the models of each run in "
+            "a folder of their own",
+            code="PEFLL-M047",
+        )
+
+
+def _metrics(
+    source: _Source, sample: Array, output: torch.Tensor, task: Task, spec: ModelSpec
+) -> tuple[dict[str, float], int]:
+    """Return the metrics over the rows with a label, and their number; {} and 0 without labels."""
+    if source.y is None:
+        return {}, 0
+    there = has_label(np.asarray(source.y))[sample]
+    if not there.any():
+        return {}, 0
+    y = labels_of(without_gaps(np.asarray(source.y)[sample][there]), spec.class_names, source.name, task.labels)
+    if spec.classes and not 0 <= int(y.min()) <= int(y.max()) < spec.classes:
+        raise PefllError(
+            f"{source.name}: labels are {y.min()} to {y.max()}; the models know 0..{spec.classes - 1}",
+            code="PEFLL-M048",
+        )
+    return metrics_of(task, output[torch.from_numpy(there)], torch.from_numpy(y), spec.classes), int(there.sum())
