@@ -31,10 +31,14 @@ def table(y, **columns):
 )
 def test_training_refuses_rows_without_a_label_or_leaves_them_out(y, kept):
     if kept < ROWS:
-        with pytest.raises(PefllError, match=r"'y' has no label in 8 of 24 rows.*row 2;.*PEFLL-D640"):
+        with pytest.raises(PefllError, match=r"'y' has no label in 8 of 24.*row 2;.*'drop-unlabelled'.*D640"):
             federation_from_frame(table(y), "y", "user")
+        gaps = [None, *range(1, ROWS)]  # the first row has a label, but no value
         with pytest.warns(UserWarning, match="8 rows of 24 without a label"):
-            made = federation_from_frame(table(y), "y", "user", missing="drop")
+            made = federation_from_frame(table(y, m=gaps), "y", "user", missing="drop-unlabelled")
+        assert len(made.rows) == kept
+        with pytest.warns(UserWarning, match="1 row of 16 with missing values left out"):
+            assert len(federation_from_frame(table(y, m=gaps), "y", "user", missing="drop").rows) == kept - 1
     else:
         made = federation_from_frame(table(y), "y", "user")
     assert (len(made.rows), made.classes) == (kept, 2)

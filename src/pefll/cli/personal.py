@@ -115,6 +115,12 @@ def evaluate(
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
     empty = sum(not one.samples for one in clients)
+    if empty == len(clients):
+        raise PefllError(
+            f"no client has a {split} sample, so nothing can be scored; choose another --split, or give clients more "
+            "samples",
+            code="PEFLL-C641",
+        )
     if empty:
         say(err, without_samples(empty, len(clients), split))
     groups = result.rows()

@@ -155,8 +155,8 @@ def train(
     missing: Annotated[
         str | None,
         typer.Option(
-            help="Missing values in a table: impute (fill and mark them), drop (leave such rows out) or refuse. "
-            "[default: impute]"
+            help="Missing values in a table: impute (fill and mark them), drop (leave such rows out), drop-unlabelled "
+            "(impute, but leave rows without a label out) or refuse. [default: impute]"
         ),
     ] = None,
     min_samples: Annotated[int | None, typer.Option(help="Leave out clients with fewer samples. [default: 1]")] = None,

@@ -10,7 +10,7 @@ import torch
 
 from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
-from pefll.core.wording import counted
+from pefll.core.wording import counted, either, first_few
 from pefll.data.raw_columns import is_missing
 from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_numbers
 
@@ -153,11 +153,15 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
         if known.size < array.size:
             return "classes"  # some are missing, which the check of classes says
         raise PefllError(
-            f"{name}: labels are {array.dtype} without fractions; for classes convert them with y.astype(int), for "
-            f"numbers add {for_numbers()}",
+            f"{name}: labels are {array.dtype} without fractions; for classes {_as_whole()}, for numbers add "
+            f"{for_numbers()}",
             code="PEFLL-D113",
         )
     return "numbers"
+
+
+def _as_whole() -> str:
+    return either("save them as whole numbers, 1 and not 1.0", "convert them with y.astype(int)")
 
 
 def other_labels(y: Any, kind: str, name: str = "arrays", whole: bool = False) -> Array:
@@ -223,8 +227,12 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
         return numbers.astype(np.int64)[numbered]
     strange = [word for word in own if word not in place]
     if strange:
-        known = f"the model's classes are {', '.join(place)}" if place else "the model's classes are whole numbers"
-        raise PefllError(f"{name}: there is a class {strange[0]!r}, but {known}", code="PEFLL-D108")
+        known = first_few(place, 20) if place else "whole numbers"
+        raise PefllError(
+            f"{name}: there is a class {strange[0]!r}, but the model's classes are {known}; write the labels as in the "
+            "training data",
+            code="PEFLL-D108",
+        )
     return np.asarray([place[word] for word in own], dtype=np.int64)[numbered]
 
 
@@ -299,7 +307,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             )
         if not floats:
             raise PefllError(
-                f"{name}: {what}s are {array.dtype}; convert them to whole numbers, for example with y.astype(int)",
+                f"{name}: {what}s are {array.dtype}; for classes {_as_whole()}",
                 code="PEFLL-D113",
             )
     elif array.dtype.kind not in "ui":

@@ -108,18 +108,19 @@ def read_client(
             raise _several_clients(path, count, instead, f", by {column!r}")
     x = inputs(x, path.name, tokens=tokens)
     there = np.ones(len(x), dtype=bool)
+    called = f"{path.name}, column {label!r}" if kind == "table" else path.name
     if y is None:
         labels, found = "classes", np.zeros(len(x), dtype=np.int64)
     elif gaps and y.ndim and not (there := has_label(y)).all():
-        known = labels_of(without_gaps(y[there]), class_names, path.name, labels)
+        known = labels_of(without_gaps(y[there]), class_names, called, labels)
         found = np.zeros((len(y), *known.shape[1:]), dtype=known.dtype)
         found[there] = known
     else:
-        found = labels_of(y, class_names, path.name, labels)
+        found = labels_of(y, class_names, called, labels)
     classes = max(1, int(found.max(initial=0)) + 1) if labels == "classes" else None
-    called = plan.input_names if plan else ()
+    inputs_called = plan.input_names if plan else ()
     plain = samples_from_arrays(
-        x, found, classes=classes, name=path.name, tokens=tokens, feature_names=called, labels=labels
+        x, found, classes=classes, name=path.name, tokens=tokens, feature_names=inputs_called, labels=labels
     )
     if not there.all():
         found = found.astype(np.float64)

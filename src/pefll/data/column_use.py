@@ -13,6 +13,8 @@ from pefll.data.frames import columns, feature_names, first_names
 from pefll.data.raw_columns import check_rules
 
 ENCODINGS = ("auto", "none")
+# The ways to deal with missing values that leave rows without a label out.
+DROPS_UNLABELLED = ("drop", "drop-unlabelled")
 
 
 class Use(NamedTuple):
@@ -62,7 +64,7 @@ def use_of(
             f"{argument('treat')} is of no use with {argument('encode', 'none')}, which encodes nothing; choose one",
             code="PEFLL-D599",
         )
-    unlabelled = "drop" if text(missing, "missing", "impute") == "drop" else "refuse"
+    unlabelled = "drop" if text(missing, "missing", "impute") in DROPS_UNLABELLED else "refuse"
     return Use(tuple(features), tuple(drop), treat, encode, text(time, "time"), unlabelled)
 
 

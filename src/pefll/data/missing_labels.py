@@ -61,7 +61,8 @@ def check_all_labelled(y: Array, column: str, name: str) -> None:
     missing = int((~there).sum())
     raise PefllError(
         f"{name}: column {column!r} has no label in {missing:,} of {counted(len(there), 'row')}, the first of which is "
-        f"row {int(there.argmin()) + 1:,}; fill them in, or leave such rows out with {argument('missing', 'drop')}",
+        f"row {int(there.argmin()) + 1:,}; fill them in, or leave these rows out with "
+        f"{argument('missing', 'drop-unlabelled')}",
         code="PEFLL-D640",
     )
 

@@ -125,7 +125,7 @@ def check_samples(samples: Samples) -> None:
     if classes == 0 and (y.dtype.kind == "f" or y.ndim > 1):
         _check_other_labels(y, name)
     else:
-        _check_classes(y, name, classes)
+        check_classes(y, name, classes)
     if x.dtype.kind not in "uif":
         raise PefllError(
             f"{name}: x is {x.dtype}; it must hold numbers (uint8 pixels, float features or tokens)", code="PEFLL-D140"
@@ -140,11 +140,12 @@ def check_samples(samples: Samples) -> None:
         _check_range(samples)
 
 
-def _check_classes(y: Array, name: str, classes: int) -> None:
+def check_classes(y: Array, name: str, classes: int) -> None:
     """Raise PefllError for labels that are not classes [N]."""
     if not np.issubdtype(y.dtype, np.integer):
         raise PefllError(
-            f"{name}: labels are {y.dtype}; convert them to whole numbers 0..{classes - 1} with y.astype(int)",
+            f"{name}: labels are {y.dtype}; convert them to whole numbers 0..{classes - 1}"
+            f"{either('', ' with y.astype(int)')}",
             code="PEFLL-D136",
         )
     if y.ndim != 1:
@@ -160,7 +161,8 @@ def _check_classes(y: Array, name: str, classes: int) -> None:
         )
     if high >= classes:
         raise PefllError(
-            f"{name}: there is a label {high}, but with {counted(classes, 'class')} labels must be 0..{classes - 1}",
+            f"{name}: there is a label {high}, but with {counted(classes, 'class')} labels must be 0..{classes - 1}; "
+            + ("these seem to count from 1, so subtract 1" if low == 1 and high == classes else "correct it"),
             code="PEFLL-D139",
         )
 

@@ -11,7 +11,7 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument, counted, first_few
 from pefll.data.samples import Array, Samples
 
-MISSING = ("impute", "drop", "refuse")
+MISSING = ("impute", "drop", "drop-unlabelled", "refuse")
 
 
 def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) -> tuple[Samples, list[str]]:
@@ -19,8 +19,9 @@ def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) ->
 
     Args:
         samples: the samples of a table, or others.
-        missing: "impute" keeps rows with missing values, "drop" leaves them out, "refuse" raises PefllError. Rows
-            without a label are left out earlier, with "drop" alone; see `column_use.Use`.
+        missing: "impute" and "drop-unlabelled" keep rows with missing values, "drop" leaves them out, "refuse" raises
+            PefllError. Rows without a label are left out earlier, with "drop" and "drop-unlabelled"; see
+            `column_use.Use`.
         min_samples: clients with fewer samples are left out. They are not kept as unseen ones, because accuracies of
             unseen clients would then be those of the clients with least data.
     """
@@ -31,7 +32,7 @@ def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) ->
     if samples.unlabelled:
         total = len(samples.x) + samples.unlabelled
         notes.append(f"{samples.name}: {counted(samples.unlabelled, 'row')} of {total:,} without a label left out")
-    if missing != "impute" and samples.table:
+    if missing in ("drop", "refuse") and samples.table:
         gaps = np.isnan(samples.x)
         if missing == "refuse" and gaps.any():
             column = int(gaps.any(axis=0).argmax())

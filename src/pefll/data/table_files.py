@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import shlex
 from itertools import islice
@@ -40,9 +41,12 @@ def read_frame(path: Path) -> Any:
         _check_csv(path, separator)
         return pandas.read_csv(path, sep=separator, low_memory=False)
     except UnicodeDecodeError:
+        with path.open("rb") as file:
+            wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        guess = "it is UTF-16, so" if wide else "if it is Latin-1, as older spreadsheets write it,"
         raise PefllError(
-            f"{path} is not UTF-8; if it is Latin-1, as older spreadsheets write it, convert it: "
-            f"iconv -f latin1 -t utf-8 {shlex.quote(path.name)} > utf8.csv",
+            f"{path} is not UTF-8; {guess} convert it: iconv -f {'utf-16' if wide else 'latin1'} -t utf-8 "
+            f"{shlex.quote(path.name)} > utf8.csv",
             code="PEFLL-D597",
         ) from None
     except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError, csv.Error) as error:

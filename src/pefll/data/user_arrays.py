@@ -94,7 +94,9 @@ def federation_from_frame(
         drop: names of columns that are not used.
         treat: rules for columns, by their names: "number", "category", "date" (days, a trend), "calendar" (time of the
             year, the week and the day), or "text" (counts of words). Dates and long texts need one.
-        missing: "impute" fills missing values and marks them, "drop" leaves such rows out, "refuse" is an error.
+        missing: "impute" fills missing values and marks them, "drop" leaves such rows out, "refuse" is an error. A row
+            without a label is an error, too, but left out with "drop", and with "drop-unlabelled", which otherwise is
+            "impute".
         encode: "auto", or "none" to use numbers as they are.
         min_samples: clients with fewer rows are left out.
         time: name of a column of dates or numbers: each client's last rows become its test samples, and those before

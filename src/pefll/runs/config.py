@@ -85,7 +85,7 @@ class Config:
         drop: a table's columns that are not used, with commas between them.
         treat: rules for a table's columns, such as "joined=date,zip=category".
         encode: auto, or none to take a table's columns as they are.
-        missing: what to do with missing values in a table: impute, drop or refuse.
+        missing: what to do with missing values in a table: impute, drop, drop-unlabelled or refuse.
         min_samples: clients with fewer samples are left out.
         time_column: a table's column that orders each client's samples, so that the last are for the test.
         unseen_clients: names of the clients that never take part in training, with commas between them; "" for a

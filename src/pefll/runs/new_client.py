@@ -19,7 +19,7 @@ from pefll.data.frames import columns as columns_of
 from pefll.data.frames import inputs_of, is_frame, label_names, labels_in
 from pefll.data.missing_labels import labelled
 from pefll.data.owners import Columns, Owned, clients_in, features_in, names_of_owners
-from pefll.data.samples import Normalise, Samples
+from pefll.data.samples import Normalise, Samples, check_classes
 from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
 from pefll.runs.personal import check_input, warn_of_positions
@@ -95,7 +95,10 @@ def federation_of_new_client(x: Any, y: Any, spec: ModelSpec, task: Task) -> Fed
     if y is None:
         labels = blank_labels(task.labels, len(x), spec.label_columns)
     else:
-        labels = labels_of(y, spec.class_names, "y", task.labels)
+        name = f"the column {spec.label_column!r} of labels" if spec.label_column else "y"
+        labels = labels_of(y, spec.class_names, name, task.labels)
+        if spec.classes and len(labels):
+            check_classes(labels, name, spec.classes)
     samples = Samples(
         x=x,
         y=labels,
