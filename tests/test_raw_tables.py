@@ -215,7 +215,7 @@ def test_pefll_is_ahead_on_unseen_users_of_a_raw_table(pefll, tmp_path):  # noqa
     pandas.DataFrame(users_table(250, 5, groups=2, most=16)).to_parquet(data)
     unseen = {}
     for method, more in (
-        ("pefll", ["--set", "server_lr=3e-3", "--set", "descriptor_size=4"]),
+        ("pefll", ["--set", "client_lr=0.05", "--set", "local_steps=10", "--set", "descriptor_size=4"]),
         ("fedavg", []),
         ("local", ["--processes", "1"]),
     ):

@@ -98,7 +98,7 @@ def test_who_asks_a_cpu_for_what_only_a_gpu_has_is_told():
         run = pefll.fit(ragged(), "fedavg", precision="bf16", **quick)
     assert run.summary["precision"] == "float32"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message="training in")
         for precision in ("auto", "float32", "float64"):
             pefll.fit(ragged(), "fedavg", precision=precision, **quick)
 

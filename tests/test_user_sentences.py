@@ -20,7 +20,7 @@ def test_a_missing_column_of_labels_is_named_before_the_run_is_blamed(trained): 
     run, mine = package.load(trained), table(["ann"])
     embedder = run.embedder()
     for use in (run.personalize, embedder.describe):
-        with pytest.raises(PefllError, match=r"no column 'label' with labels.*PEFLL-M053"):
+        with pytest.raises(PefllError, match=r"no column 'label' with labels.*PEFLL-M056"):
             use(mine.rename(columns={"label": "lable"}))
         with pytest.raises(PefllError, match=r"'label' holds no label, but this run needs labels.*PEFLL-T122"):
             use(mine.assign(label=None))

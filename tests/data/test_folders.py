@@ -35,7 +35,7 @@ def test_folder_of_images(tmp_path):
     x, y = read_client(tmp_path / "set" / "ann", class_names=("dog", "cat"))
     assert y.tolist() == [1, 1, 1, 0, 0, 0]
     np.testing.assert_array_equal(x[4], pixels["ann", "dog", 1].transpose(2, 0, 1))
-    with pytest.raises(PefllError, match=r"class 'dog'.*cat, emu.*PEFLL-D108"):
+    with pytest.raises(PefllError, match=r"class 'dog'.*cat and emu.*PEFLL-D108"):
         read_client(tmp_path / "set" / "ann", class_names=("cat", "emu"))
     with pytest.raises(PefllError, match=r"class 'cat'.*whole numbers.*PEFLL-D108"):
         read_client(tmp_path / "set" / "ann")

@@ -134,7 +134,7 @@ def check_labels(client: NewClient, method: Method[Any], spec: ModelSpec) -> Non
         raise PefllError(
             f"{client.unlabelled} with labels, which this run needs; rename the column of labels, or give the labels "
             "as y",
-            code="PEFLL-M053",
+            code="PEFLL-M056",
         )
     kind = "lstm" if spec.tokens else "convnet" if len(spec.input_shape) == 3 else "mlp"
     words = either(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pefll.core.wording import argument
 from pefll.data.federation import Federation
-from pefll.data.samples import TRAIN, VALIDATION
+from pefll.data.samples import TRAIN, VALIDATION, Array
 
 _LEAST = 0.04  # a run that makes fewer than so many of the errors of a guess right is hardly better
 
@@ -17,13 +19,25 @@ def most_frequent_class(federation: Federation) -> float | None:
     That is the client's most frequent class or that of all clients, whichever is right more often. None if there are
     no classes, or if no validation sample is here.
     """
-    seen = slice(0, federation.num_seen)
-    if federation.labels != "classes" or not len(federation.rows) or not int(federation.count[VALIDATION, seen].sum()):
+    if federation.labels != "classes" or not len(federation.rows):
         return None
-    train, validation = (federation.histograms(split)[seen] for split in (TRAIN, VALIDATION))
-    of_client = validation[range(len(train)), train.argmax(axis=1)].sum()
-    of_all = validation[:, train.sum(axis=0).argmax()].sum()
-    return float(max(of_client, of_all) / validation.sum())
+    (client, label), (owner, truth) = (_seen_labels(federation, split) for split in (TRAIN, VALIDATION))
+    if not len(truth):
+        return None
+    # Counts of the pairs that exist: a table of all clients and classes may be too large.
+    pairs, count = np.unique(client * federation.classes + label, return_counts=True)
+    order = np.lexsort((-count, pairs // federation.classes))
+    first = np.unique(pairs[order] // federation.classes, return_index=True)[1]
+    of_client = pairs[order][first] % federation.classes  # [seen clients], since each has a training sample
+    right = (truth == of_client[owner]).mean(), (truth == np.bincount(label).argmax()).mean()
+    return float(max(right))
+
+
+def _seen_labels(federation: Federation, split: int) -> tuple[Array, Array]:
+    """Return the client and the label of each sample of the seen clients in a split, int64 [R] each."""
+    count = federation.count[split, : federation.num_seen].cpu().numpy()
+    labels = federation.y.cpu().numpy()[federation.rows_of_clients(split, 0, federation.num_seen)]
+    return np.repeat(np.arange(federation.num_seen), count), labels.astype(np.int64)
 
 
 def hardly_better(federation: Federation, history: list[dict[str, Any]]) -> str:
