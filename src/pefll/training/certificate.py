@@ -245,17 +245,18 @@ def _plan(found: UnseenFigures, delta: float, width: float) -> list[dict[str, An
     mean = float(np.mean(found.values))
     rows: list[dict[str, Any]] = [
         {
-            "what": f"unseen clients for a mean within {percent(MARGIN)} by Hoeffding",
+            "what": f"Unseen clients whose mean is within {100 * MARGIN:g} points, by Hoeffding",
             "least": least_clients(MARGIN, delta),
         },
         {
-            "what": f"samples of a client for a Clopper-Pearson interval of width {width:g}, any accuracy",
+            "what": f"Samples of a client for a Clopper-Pearson interval of width {width:g}, at any accuracy",
             "least": least_samples(width, delta),
         },
     ]
-    if found.metric == "accuracy" and 0 < mean < 1:
+    if found.correct is not None and 0 < mean < 1:
+        known = percent(round(mean, 3))
         rows.append(
-            {"what": f"the same if {percent(round(mean, 3))} are correct", "least": least_samples(width, delta, mean)}
+            {"what": f"Such samples if {known} of them are correct", "least": least_samples(width, delta, mean)}
         )
     return rows
 
