@@ -111,7 +111,7 @@ def evaluated(
             continue
         tried = bench.on_training_samples(posterior(cell), cell.theta, centres.theta, few, 1, f"{name}/pilot")
         kl = tried.distance / (2 * cell.theta)
-        second = min(1.0, pac_bayes.sample_term(n * float(kl.mean()), n, samples, delta))
+        second = pac_bayes.sample_term(n * float(kl.mean()), n, samples, delta)
         total = first + second + float(tried.zero_one.mean())
         if best is None or total < best[0]:
             best = total, cell, float(kl.max())
