@@ -38,6 +38,7 @@ def print_certificate(certificate: Json, console: Console, title: str = "") -> N
     width = min(console.width, WIDTH)
     _print_line(f"Certificate{f' of {title}' if title else ''}: {_about(certificate)}", console, width)
     table = Table("statement", "bound", "measured", "in plain words", width=width, show_lines=True)
+    table.columns[0].width, table.columns[3].ratio = 20, 1
     for column in table.columns[1:3]:
         column.justify, column.no_wrap = "right", True
     for row in certificate["statements"]:
