@@ -1,4 +1,4 @@
-"""Certifies committed PeFLL runs by their unseen clients: CIFAR-10 with 100, 500 and 1000 clients, and both writers' data.
+"""Certifies committed PeFLL runs by their unseen clients: CIFAR-10 of three sizes, and the data of writers.
 
     python -m benchmarks.held_out_certificates --out results
 

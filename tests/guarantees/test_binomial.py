@@ -129,6 +129,17 @@ def test_shares_of_clients_fail_at_most_as_often_as_promised():
     assert max(failed.values()) / WORLDS <= delta + 3 * math.sqrt(delta * (1 - delta) / WORLDS)
 
 
+def test_true_shares_are_valid_where_they_are_tightest():
+    """All clients below the quantile have an accuracy just below it, and the others always answer rightly."""
+    random, delta, share, m, low = generator(4, "worst case"), 0.2, 0.8, 15, 0.6
+    failed = 0
+    for _ in range(WORLDS):
+        below = random.random(80) < 1 - share + 1e-9
+        correct = np.where(below, random.binomial(m, low, 80), m)
+        failed += true_share(np.full(80, m), correct, delta, share).bound > low
+    assert 0 < failed / WORLDS <= delta + 3 * math.sqrt(delta * (1 - delta) / WORLDS)
+
+
 def test_shares_of_clients_by_hand():
     values = np.linspace(0.51, 1, 50)
     found = measured_share(values, 0.05, 0.9)
@@ -138,13 +149,17 @@ def test_shares_of_clients_by_hand():
     assert found.measured == pytest.approx(0.56)  # 45 of the 50 values are at least this
     assert found.promise.startswith("At least 90% of new clients have a measured accuracy of at least 52.0%")
     true = true_share(np.full(50, 100), np.arange(51, 101), 0.05, 0.9)
-    # Each limit is at level 0.025, and P(Binomial(50, 0.075) <= 0) = 0.02, P(<= 1) = 0.10.
-    assert true.terms["rank"] == 1
-    assert true.bound == pytest.approx(scipy_limits(51, 100, 0.025)[0], abs=1e-9)
+    # With level 1/2, P(Binomial(50, 0.05) <= 0) = 0.077 is too much. With 1/4, P(Binomial(50, 0.075) <= 0) = 0.02.
+    assert (true.terms["level_per_client"], true.terms["rank"]) == (0.25, 1)
+    assert true.bound == pytest.approx(scipy_limits(51, 100, 0.25)[0], abs=1e-9)
+    many = true_share(np.full(100, 100), np.arange(1, 101), 0.05, 0.9)
+    # With level 1/2, P(Binomial(100, 0.05) <= 1) = 0.037 and P(<= 2) = 0.118.
+    assert (many.terms["level_per_client"], many.terms["rank"]) == (0.5, 2)
+    assert many.bound == pytest.approx(scipy_limits(2, 100, 0.5)[0], abs=1e-9)
     with pytest.raises(PefllError, match=r"29 unseen clients, but there are 28.*PEFLL-G110"):
         measured_share(values[:28], 0.05, 0.9)
-    with pytest.raises(PefllError, match=r"39 unseen clients, but there are 38.*PEFLL-G110"):
-        true_share([10] * 38, [9] * 38, 0.05, 0.9)
+    with pytest.raises(PefllError, match=r"32 unseen clients, but there are 31.*PEFLL-G110"):
+        true_share([10] * 31, [9] * 31, 0.05, 0.9)
 
 
 def test_statements_say_what_was_computed():
