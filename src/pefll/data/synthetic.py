@@ -170,7 +170,9 @@ def synthetic_world(
             f"samples is {samples!r}; give numbers of training, validation and test samples, such as (30, 10, 30)",
             code="PEFLL-D653",
         )
-    counts = tuple(whole_number(value, "a number of samples", least) for value, least in zip(samples, (1, 0, 0), strict=True))
+    counts = tuple(
+        whole_number(value, "a number of samples", least) for value, least in zip(samples, (1, 0, 0), strict=True)
+    )
     random = generator(seed, f"synthetic/{index}/world")
     return SyntheticWorld(
         seed=seed,
