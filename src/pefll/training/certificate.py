@@ -16,6 +16,7 @@ from pefll.guarantees.intervals import checked_delta, checked_share, least_clien
 from pefll.guarantees.statement import Statement
 from pefll.runs.record import CERTIFICATE, RunFolder
 from pefll.runs.unseen import UnseenFigures, unseen_figures
+from pefll.training.meta_bounds import meta_bounds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,7 +144,7 @@ def certify(
     notes: list[str] = []
     if bounds:
         try:
-            more = _training_statements(run, delta, console, federation)
+            more = _training_statements(run, delta, console, federation, notes)
         except PefllError as error:
             notes.append(f"There is no bound from training: {error.args[0]}.")
     found = certify_summary(summary, run, delta, share, width, more, notes)
@@ -152,11 +153,10 @@ def certify(
 
 
 def _training_statements(
-    run: Run, delta: float, console: Console | None, federation: Federation | None
+    run: Run, delta: float, console: Console | None, federation: Federation | None, notes: list[str]
 ) -> list[Statement]:
-    """Return PAC-Bayes bounds from the seen clients. This is the only place that calls them."""
-    del run, delta, console, federation
-    return []
+    """Return PAC-Bayes bounds from the seen clients. `notes` gets a sentence for each bound that is left out."""
+    return meta_bounds(run, delta, console, federation, notes)
 
 
 def _counts(run: Run, federation: Federation | None, console: Console | None) -> dict[str, Any]:

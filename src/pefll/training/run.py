@@ -58,7 +58,7 @@ from pefll.runs.new_client import (
 from pefll.runs.other_data import encoded_federation, is_raw
 from pefll.runs.personal import PersonalModel, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
-from pefll.runs.progress import check_progress, restore
+from pefll.runs.progress import check_progress, restore, restore_prior
 from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
 from pefll.tasks import Classification, Score, Task
 from pefll.tasks.names import allow_task, with_labels_of
@@ -162,6 +162,8 @@ class Run:
         summary: results, as in summary.json; empty if the run is not finished.
         federation: the data; None for a run loaded from its folder.
         history: evaluations during training, oldest first, as in history.jsonl.
+        prior: the method's state after the rounds that only `prior_clients` of the seen clients took part in; None
+            for a run without such rounds.
     """
 
     config: Config
@@ -172,6 +174,7 @@ class Run:
     summary: dict[str, Any]
     federation: Federation | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    prior: Tree | None = None
 
     def __repr__(self) -> str:
         return f"Run({self.config.method} on {self.config.data}, best of {self.summary.get('rounds', '?')} rounds)"
@@ -581,7 +584,8 @@ def load(
     except PefllError as error:  # personal models need no history
         note(str(error))
         history = []
-    return Run(config, learner, best, final, spec, summary, history=history)
+    prior = restore_prior(template, saved.tensors)
+    return Run(config, learner, best, final, spec, summary, history=history, prior=prior)
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:
