@@ -104,8 +104,8 @@ def markdown(record: dict[str, Any]) -> list[str]:
         "# How often certificates fail",
         "",
         f"`{record['command']}`. Each world has its own clients and its own run. A certificate may fail in a share of "
-        f"δ = {delta:g} of the worlds. The gap is the distance from the truth to the bound, negative if the "
-        "certificate fails. The truth is estimated from thousands of new clients; a failure is clear if it is more than "
+        f"δ = {delta:g} of the worlds. The gap is the distance from truth to bound, negative if the "
+        "certificate fails. The truth is estimated from thousands of new clients. A failure is clear if it exceeds "
         f"{CLEAR:g} standard errors of this estimate.",
         "",
         *markdown_table([*headings, "vacuous", "error of truth", f"rate ≤ {delta:g}"], body),

@@ -99,7 +99,7 @@ class SyntheticWorld:
         )
 
     def draw(self, clients: SyntheticClients, owner: Array, random: np.random.Generator) -> tuple[Array, Array]:
-        """Return a sample of client `owner[r]` for each r, in ascending order: inputs [R, features], labels int64 [R]."""
+        """Return inputs [R, features] and labels int64 [R]: sample r is of client `owner[r]`. Owners must ascend."""
         scale = np.arange(1, self.features + 1) ** -0.6  # the square root of Σ
         x = clients.centre[owner] + scale * random.standard_normal((len(owner), self.features))
         starts = np.searchsorted(owner, np.arange(len(clients.centre) + 1))
@@ -170,7 +170,7 @@ def synthetic_world(
             f"samples is {samples!r}; give numbers of training, validation and test samples, such as (30, 10, 30)",
             code="PEFLL-D653",
         )
-    counts = tuple(
+    train, validation, test = (
         whole_number(value, "a number of samples", least) for value, least in zip(samples, (1, 0, 0), strict=True)
     )
     random = generator(seed, f"synthetic/{index}/world")
@@ -182,6 +182,6 @@ def synthetic_world(
         alpha=amounts["alpha"],
         beta=amounts["beta"],
         noise=share(noise, "noise"),
-        samples=(counts[0], counts[1], counts[2]),
+        samples=(train, validation, test),
         spread=amounts["spread"],
     )
