@@ -29,7 +29,7 @@ from pefll.training.sampled_networks import Part, Posterior, every_part, gaussia
 Certifier = Callable[[Trained], list[Judged]]
 SHARE = 0.9  # of new clients, in statements about quantiles
 OWN_SAMPLES, OWN_TESTS = 30, 20_000  # labelled samples of the single new client, and samples for the truth
-RANDOM_CLIENTS = 4_000  # new clients for the truth about random networks
+RANDOM_CLIENTS = 2_000  # new clients for the truth about random networks
 
 
 def held_out(trained: Trained) -> list[Judged]:

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 }
 # New clients that the truth is estimated with. `MANY` have as many test samples as the unseen clients, `WELL_TESTED`
 # have enough for the true accuracy of each.
-MANY, WELL_TESTED, TESTS = 8_000, 4_000, 300
+MANY, WELL_TESTED, TESTS = 6_000, 1_500, 200
 CONSTANT_SEEDS = 100  # seeds of runs are 0..99
 
 

@@ -116,14 +116,15 @@ def draw(record: dict[str, Any], path: Path) -> None:
                 _draw_floor(record, axes)
             axes.set(xscale="log", yscale="log", xlabel=title, title=f"mean ‖∇F‖² against {title.split(',')[0]}")
             axes.grid(axis="y")
-            axes.legend(fontsize=8, loc="center right" if sweep in ("steps", "batch") else "best")
+            axes.legend(fontsize=8, loc="lower left" if sweep == "batch" else "best")
 
 
 def _draw_floor(record: dict[str, Any], axes: Any) -> None:
     """Draw the excess over training with all samples, and the floor that is left after infinitely many rounds."""
     rows = [row for row in record["rows"] if row["sweep"] == "batch"]
     whole = next(row["mean"]["value"] for row in rows if not row["batch"])
-    some = [row for row in rows if row["batch"] and row["mean"]["value"] > whole]
+    clear = record["slopes"].get("batch, excess over all samples", {"at": []})["at"]
+    some = [row for row in rows if row["batch"] in clear]
     axes.plot(
         [row["batch"] for row in some],
         [row["mean"]["value"] - whole for row in some],
