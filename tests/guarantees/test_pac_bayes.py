@@ -82,6 +82,15 @@ def test_the_bound_on_clients_fails_rarely():
     assert failed <= 0.1
 
 
+def test_the_constant_of_maurer_holds_from_one_client_on():
+    """E exp(n kl(mean||p)) of n coins is largest at any p at the sum below, which is at most 2√n."""
+    for n in (1, 2, 3, 5, 8, 50, 900):
+        k = np.arange(n + 1)
+        exact = float(stats.binom.pmf(k, n, k / n).sum())
+        assert exact <= 2 * math.sqrt(n)
+        assert exact == pytest.approx(math.sqrt(math.pi * n / 2) + 2 / 3, rel=0.06)
+
+
 def test_wrong_numbers_are_one_sentence():
     for delta in (0.0, 1.0, -0.1, math.nan):
         with pytest.raises(PefllError) as wrong:

@@ -26,6 +26,8 @@ CLIENTS = (
     "the unseen clients, and their test samples made no descriptor."
 )
 _ORDER = " The order of the clients does not depend on their accuracy."
+# Levels of a single client's limit, the first with enough clients is used. Simulated Beta environments chose them.
+LEVELS = (1 / 2, 1 / 4, 1 / 10)
 SAMPLES = (
     "The samples are drawn independently from the client's own distribution, and none of them made the model: not its "
     "descriptor, not its training, not a choice between models."
@@ -91,8 +93,9 @@ def measured_share(values: Any, delta: float, share: float, metric: str = "accur
 def true_share(samples: Any, correct: Any, delta: float, share: float) -> Statement:
     """Return the bound that the true accuracies of at least `share` of new clients reach.
 
-    A client's limit L is Clopper-Pearson's at level ε = (1 - share) / 4, fixed beforehand. For a random client,
-    P(accuracy >= y) >= P(L >= y) - ε, and the order statistics of L bound P(L >= y) >= share + ε.
+    A client's limit L is Clopper-Pearson's at level ε, which is fixed by the number of clients alone. A client with an
+    accuracy below y has L < y with probability at least 1 - ε, so P(accuracy < y) <= P(L < y) / (1 - ε) for a random
+    client. The order statistics of L bound P(L < y) by (1 - share)(1 - ε).
 
     Args:
         samples: [n] test samples of each unseen client, at least 1.
@@ -105,8 +108,9 @@ def true_share(samples: Any, correct: Any, delta: float, share: float) -> Statem
     """
     delta, share = checked_delta(delta), checked_share(share, "the share of clients")
     samples, correct = checked_counts(samples, correct)
-    level = (1 - share) / 4
-    rank = _rank(len(samples), share + level, share, delta)
+    of_limits = {level: 1 - (1 - share) * (1 - level) for level in LEVELS}
+    level = next((one for one in LEVELS if tolerance_rank(len(samples), of_limits[one], delta)), LEVELS[-1])
+    rank = _rank(len(samples), of_limits[level], share, delta)
     limits = clopper_pearson_lower(correct, samples, level)
     bound = float(np.sort(limits)[rank - 1])
     return Statement(

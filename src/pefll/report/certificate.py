@@ -38,6 +38,7 @@ def print_certificate(certificate: Json, console: Console, title: str = "") -> N
     width = min(console.width, WIDTH)
     _print_line(f"Certificate{f' of {title}' if title else ''}: {_about(certificate)}", console, width)
     table = Table("statement", "bound", "measured", "in plain words", width=width, show_lines=True)
+    table.columns[0].width, table.columns[3].ratio = 20, 1
     for column in table.columns[1:3]:
         column.justify, column.no_wrap = "right", True
     for row in certificate["statements"]:
@@ -64,7 +65,7 @@ def model_card(summary: Json, certificate: Json) -> str:
         "",
         "A personal model for each client, also for clients that training never saw.",
         "",
-        f"- Method: {run.get('method', 'unknown')}, model {summary.get('model') or 'of its own'}, seed {run.get('seed')}",
+        f"- Method: {run.get('method', 'unknown')}, seed {run.get('seed')}, model {summary.get('model') or 'its own'}",
         f"- Data: {run.get('dataset', 'unknown')}, partition {run.get('partition') or 'of its own'}, "
         f"{counted(run.get('num_seen', 0), 'seen client')}, {counted(run.get('num_unseen', 0), 'unseen client')}",
         f"- Training: {summary.get('rounds', '?')} rounds, best round {run.get('best_round', '?')}",
@@ -87,13 +88,8 @@ def certificate_markdown(certificate: Json) -> str:
     """Return the statements as a Markdown table."""
     lines = ["| statement | bound | measured | confidence | promise |", "| --- | ---: | ---: | ---: | --- |"]
     for row in certificate["statements"]:
-        cells = (
-            row["title"],
-            bound_text(row),
-            share_text(row["measured"]),
-            share_text(row["confidence"]),
-            row["promise"],
-        )
+        measured, confidence = share_text(row["measured"]), f"{round(100 * row['confidence'], 6):g}%"
+        cells = (row["title"], bound_text(row), measured, confidence, row["promise"])
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -115,9 +111,8 @@ def certificate_picture(certificate: Json, values: Sequence[float], out: Path) -
         top.set_ylabel("unseen clients")
         top.set_title(f"{metric.capitalize()} of {counted(len(values), 'unseen client')}, and what it promises")
         _draw_bounds(below, rows)
-        below.set_xlabel(
-            f"{metric}, % (dot: measured; bar: lower bound, confidence {100 - 100 * certificate['delta']:g}%)"
-        )
+        confidence = f"{round(100 * (1 - certificate['delta']), 6):g}%"
+        below.set_xlabel(f"{metric}, % (dot: measured; bar: lower bound with confidence {confidence})")
         below.set_xlim(0, 100)
 
 

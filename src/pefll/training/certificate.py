@@ -222,7 +222,9 @@ def _assumptions(found: UnseenFigures, partition: str) -> list[str]:
 
 def _notes(found: UnseenFigures, delta: float, statements: Sequence[Statement]) -> list[str]:
     names = {one.name for one in statements}
-    used = len(statements) - len(names & {"mean-bernstein", "mean-hoeffding"})
+    # Two intervals are not used, and all query bounds hold together with one δ.
+    used = len(names - {"mean-bernstein", "mean-hoeffding"} - {name for name in names if name.startswith("query")})
+    used += any(name.startswith("query") for name in names)
     joint = max(0.0, 1 - used * delta)
     notes = [
         "The certificate of the mean is the betting interval, which was named before any result was seen. The other "
@@ -230,8 +232,8 @@ def _notes(found: UnseenFigures, delta: float, statements: Sequence[Statement]) 
     ]
     if used > 1:
         notes.append(
-            f"Each line holds with confidence {percent(1 - delta)}. Without the two for comparison, {used} lines hold "
-            f"together with confidence {percent(joint)} at least."
+            f"Each line holds with confidence {percent(1 - delta)}. All lines but the two for comparison hold together "
+            f"with confidence {percent(joint)} at least."
         )
     if "share-measured" in names:
         low, high = min(found.samples), max(found.samples)

@@ -153,9 +153,9 @@ def theorem_bounds(
     centres = Centres(None, zero_model(bench.method, eta.hypernetwork))
     found = evaluated(bench, data, eta, centres, clients, delta, name)
     return [
-        theorem_statement(found, len(clients), delta, "zero_one", (name, f"{title}, share of wrong predictions"), who),
+        theorem_statement(found, len(clients), delta, "zero_one", (name, f"{title}, error"), who),
         theorem_statement(
-            found, len(clients), delta, "cross_entropy", (f"{name}-cross-entropy", f"{title}, cut cross-entropy"), who
+            found, len(clients), delta, "cross_entropy", (f"{name}-cross-entropy", f"{title}, cross-entropy"), who
         ),
     ]
 

@@ -40,7 +40,7 @@ OF_PRIOR, OF_CHANCE = 0.5, 0.05  # shares of δ: of the prior itself, and of the
 
 
 class Family(NamedTuple):
-    """Posteriors of one kind: which weights are random, the rest of a statement's name, and words for its promise."""
+    """Posteriors of one kind: the rest of a statement's name, words for the random weights, and these weights."""
 
     name: str
     words: str
@@ -48,9 +48,9 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family("all", "all weights of both networks are", every_part),
-    Family("embedding", "the last layer of the embedding network is", descriptor_layer),
-    Family("hypernetwork", "the first layer of the hypernetwork is", first_layer),
+    Family("all", "all weights", every_part),
+    Family("embedding", "the embedding's last layer", descriptor_layer),
+    Family("hypernetwork", "the hypernetwork's first layer", first_layer),
 )
 
 
@@ -93,7 +93,7 @@ def query_statements(problem: QueryProblem) -> list[Statement]:
             found.append(family_statement(problem, family, part))
     best = min(found, key=lambda one: one.bound)
     terms = dict(best.terms) | {f"bound_{one.name.removeprefix('query-')}": one.bound for one in found}
-    title = "Error of future clients, the best of several bounds"
+    title = "Error of new clients, the best of the bounds below"
     return [best._replace(name="query", title=title, terms=terms), *found]
 
 
@@ -108,9 +108,9 @@ def prior_statement(problem: QueryProblem) -> Statement:
     measured = float(errors.mean())
     by_kl = pac_bayes.monte_carlo_bound(measured, n, mine)
     bound = 1 - betting_lower(1 - errors, mine) if n > 1 else by_kl
-    who = "the networks as they were after the prior's rounds; this predictor is not random"
+    who = "The networks after the prior's rounds"
     terms = {"clients": n, "kl": 0.0, "delta": mine, "bound_by_kl": by_kl}
-    return _statement(problem, "query-prior", "Error of future clients, by the prior", measured, bound, who, terms)
+    return _statement(problem, "query-prior", "Error of new clients, the prior's networks", measured, bound, who, terms)
 
 
 def family_statement(problem: QueryProblem, family: Family, part: Part) -> Statement:
@@ -124,11 +124,8 @@ def family_statement(problem: QueryProblem, family: Family, part: Part) -> State
     measured = float(errors.mean())
     upper = pac_bayes.monte_carlo_bound(measured, errors.size, chance)
     bound = pac_bayes.client_bound(upper, tried.kl, n, mine)
-    who = (
-        f"random networks: {family.words} drawn anew for each client from Gaussians of variance "
-        f"{tried.posterior.alpha_h:g} around the prior's weights"
-        + (f", moved by {tried.rho:g} of the way to the final weights" if tried.rho else "")
-    )
+    where = f", moved by {tried.rho:g} of the way to the final ones" if tried.rho else ""
+    who = f"The prior's networks, with random noise in {family.words}{where},"
     terms = {
         "clients": n,
         "draws": errors.size,
@@ -139,7 +136,7 @@ def family_statement(problem: QueryProblem, family: Family, part: Part) -> State
         "delta": mine,
         "grid": len(FAMILIES) * len(ALPHAS),
     }
-    title = f"Error of future clients, {family.words.rsplit(' ', 1)[0]} random"
+    title = f"Error of new clients, noise in {family.words}"
     return _statement(problem, f"query-{family.name}", title, measured, bound, who, terms)
 
 
@@ -164,7 +161,7 @@ def _chosen(problem: QueryProblem, family: Family, part: Part, delta: float) -> 
 def _statement(
     problem: QueryProblem, name: str, title: str, measured: float, bound: float, who: str, terms: dict[str, float]
 ) -> Statement:
-    refined = ", and a client refines its model as in this run" if problem.bench.method.refine_steps else ""
+    refined = " after each client has refined its model" if problem.bench.method.refine_steps else ""
     return Statement(
         name=name,
         title=title,
@@ -172,10 +169,10 @@ def _statement(
         bound=bound,
         lower=False,
         confidence=1 - problem.delta,
-        promise=f"Averaged over future clients, the expected share of wrong predictions is at most {bound:.4g}. The "
-        f"models come from {who}{refined}.",
-        assumes="Clients are independent draws from one environment. The clients of the bound had no influence on the "
-        "prior, and their test samples none on anything. All bounds called query hold together.",
+        promise=f"{who} make models whose expected error on a new client is at most {bound:.3g}{refined}.",
+        assumes="Clients are independent draws from one environment, and noise is drawn anew for each. The clients of "
+        "the bound had no influence on the prior, and their test samples none on anything. All bounds called query "
+        "hold together.",
         terms=terms,
     )
 

@@ -140,7 +140,8 @@ def resolve(
     chosen = {name: value for name, value in chosen.items() if started is None or name in started.settings}
     config, settings = dataclasses.replace(config, settings=config.settings | chosen), settings | chosen
     c = clients_per_round(config, federation)
-    config = with_prior_rounds(config, federation, c, started)
+    if config.prior_clients or config.prior_rounds:
+        config = with_prior_rounds(config, federation, c, started)
     # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
     check_claim(folder, config, model_spec)
     kept = None if tunes else folder  # a trial of a search keeps no weights to load

@@ -201,7 +201,7 @@ class Run:
         config = dataclasses.replace(self.config, settings=self.config.settings | typed)
         settings = with_networks(config.settings, given_networks(self.method))
         method = build_checked_method(config.method, self.method.problem, settings)
-        same = config.settings == self.config.settings
+        same = all(getattr(method, name, value) == getattr(self.method, name, value) for name, value in typed.items())
         summary = {name: value for name, value in self.summary.items() if same or name != CERTIFICATE}
         return dataclasses.replace(self, config=config, method=method, summary=summary)
 

@@ -181,14 +181,11 @@ def theorem_statement(
         kls = found.kl_h + found.kl_v
         bound = min(bound, pac_bayes.client_bound(min(1.0, loss_bound + second), kls, clients, mine / 2))
     name, title = names
-    kind = "share of wrong predictions" if loss == "zero_one" else "cross-entropy, cut off and divided to be at most 1,"
-    promise = (
-        f"Averaged over future clients, the expected {kind} of a randomised predictor is at most {bound:.4g}. For each "
-        "client, this predictor draws both networks from Gaussians around the trained weights, and then the model."
-    )
+    kind = "error" if loss == "zero_one" else "cross-entropy, scaled to be at most 1,"
+    promise = f"Models from randomised networks have an expected {kind} of at most {bound:.3g} on a new client."
     if bound >= 1:
         cause = max(parts, key=lambda part: parts[part])
-        promise += f" This says nothing, because of {cause} ({parts[cause]:.3g})."
+        promise += f" This says nothing: {cause} costs {parts[cause]:.3g}."
     return Statement(
         name=name,
         title=title,
@@ -197,7 +194,8 @@ def theorem_statement(
         lower=False,
         confidence=1 - delta,
         promise=promise,
-        assumes=f"Seen and future clients are independent draws from one environment; {words}.",
+        assumes="Seen and new clients are independent draws from one environment. For each client, both networks' "
+        f"weights and then the model's are drawn from Gaussians around the trained ones; {words}.",
         terms={
             "clients": clients,
             "samples": found.samples,
