@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +39,8 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="file of finished worlds; by default beside --out")
     parser.add_argument("--out", type=Path, default=Path("results/certificate_validity.json"))
     given = parser.parse_args()
+    # An exception ends the other processes, too; the signal alone would leave them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     make_folder(given.out.parent)
     path: Path = given.resume or given.out.with_suffix(".jsonl")
     try:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -131,3 +132,37 @@ def test_a_stopped_measurement_goes_on(tmp_path):
     assert out.with_suffix(".png").stat().st_size > 5_000
     with pytest.raises(PefllError, match="name another file"):
         rows_of(lines, 1, DELTA)
+
+
+def children_of(process):
+    found = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in found.split()]
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.slow  # the test above stops a measurement between two worlds
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_killed_measurement_leaves_no_process(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.certificate_validity", "--only", "held-out", "--worlds", "400"]
+    out = tmp_path / "validity.json"
+    running = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    lines = out.with_suffix(".jsonl")
+    try:
+        deadline = time.monotonic() + 120
+        while not (lines.exists() and lines.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        workers = children_of(running.pid)
+        assert len(workers) >= 2
+    finally:
+        running.terminate()
+    assert running.wait(timeout=60) == 143
+    deadline = time.monotonic() + 30
+    while any(is_running(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(is_running(worker) for worker in workers)
