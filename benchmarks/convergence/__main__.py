@@ -23,7 +23,14 @@ from benchmarks.convergence.slopes import log_slope, mean_estimate, slope_estima
 from pefll.core.files import make_folder, write_json
 from pefll.core.progress import Monitor, monitor
 from pefll.engines.hardware import processor
-from pefll.guarantees.convergence import Constants, least_rounds, least_rounds_of_the_paper, printed_terms, terms
+from pefll.guarantees.convergence import (
+    Constants,
+    least_rounds,
+    least_rounds_of_the_paper,
+    printed_terms,
+    sharper_terms,
+    terms,
+)
 from pefll.training.summary import commit
 
 ROUNDS = (3_000, 6_000, 12_000, 30_000, 60_000, 120_000, 300_000)
@@ -79,6 +86,7 @@ def measure(
         "repetitions": [float(f"{value:.6g}") for value in found.gradient],
         "reach": found.reach,
         "bound": terms(own, *numbers)._asdict() if holds else None,
+        "sharper": sharper_terms(own, *numbers)._asdict() if holds else None,
         "printed": printed_terms(own, *numbers)._asdict(),
         "printed_needs_rounds": least_rounds_of_the_paper(own, setting.clients, setting.steps),
     }

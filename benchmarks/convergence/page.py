@@ -16,6 +16,7 @@ EXPECTED = {
     "batch, excess over all samples": "-1",
     "batch, floor of infinitely many rounds": "-1",
 }
+TERMS = ("start", "noise", "drift", "jacobian", "model")
 TITLES = {
     "rounds": "T, rounds",
     "clients": "c, clients per round",
@@ -67,30 +68,24 @@ def _slopes(record: dict[str, Any]) -> list[list[str]]:
 
 def _headings(sweep: str) -> list[str]:
     first = [TITLES[sweep]] + (["noise"] if sweep == "steps" else [])
-    return [*first, "measured", "bound", "start", "noise", "drift", "jacobian", "model", "bound / measured", "printed"]
+    return [*first, "measured", "bound", *TERMS, "bound / measured", "sharper", "printed"]
 
 
 def _rows(record: dict[str, Any], sweep: str) -> list[list[str]]:
     found = []
-    for row in record["rows"]:
-        if row["sweep"] != sweep:
-            continue
-        mean, bound = row["mean"], row["bound"]
-        total = sum(bound.values()) if bound else float("nan")
-        first = [f"{row[sweep]:,}" if row[sweep] else "all"]
-        first += ([f"σ_1 = {record['constants']['sigma1']:g}" if row["noisy"] else "none"]) if sweep == "steps" else []
-        parts = [f"{value:.3g}" for value in bound.values()] if bound else [""] * 5
-        span = f"{mean['value']:.3g} [{mean['low']:.3g}, {mean['high']:.3g}]"
-        found.append(
-            [
-                *first,
-                span,
-                f"{total:.3g}",
-                *parts,
-                f"{total / mean['value']:.0f}",
-                f"{sum(row['printed'].values()):.3g}",
-            ]
-        )
+    for row in (row for row in record["rows"] if row["sweep"] == sweep):
+        mean, bound, sharper = row["mean"], row["bound"], row["sharper"]
+        line = [f"{row[sweep]:,}" if row[sweep] else "all"]
+        if sweep == "steps":
+            line.append(f"σ_1 = {record['constants']['sigma1']:g}" if row["noisy"] else "none")
+        line.append(f"{mean['value']:.3g} [{mean['low']:.3g}, {mean['high']:.3g}]")
+        if bound:
+            total = sum(bound.values())
+            line += [f"{total:.3g}", *(f"{bound[term]:.3g}" for term in TERMS), f"{total / mean['value']:.0f}"]
+            line.append(f"{sum(sharper.values()):.3g}")
+        else:  # too few rounds
+            line += [""] * (len(TERMS) + 3)
+        found.append([*line, f"{sum(row['printed'].values()):.3g}"])
     return found
 
 
@@ -106,6 +101,8 @@ def draw(record: dict[str, Any], path: Path) -> None:
             bounded = [row for row in rows if row["bound"]]
             totals = [sum(row["bound"].values()) for row in bounded]
             axes.plot([row[sweep] for row in bounded], totals, "s-", color=LINES[1], ms=3, lw=1.2, label="bound")
+            sharper = [sum(row["sharper"].values()) for row in bounded]
+            axes.plot([row[sweep] for row in bounded], sharper, "-", color=LINES[4], lw=1.2, label="sharper bound")
             printed = [sum(row["printed"].values()) for row in rows]
             axes.plot(x, printed, ":", color=LINES[1], lw=1.2, label="bound as printed")
             first = mean[0]

@@ -29,7 +29,7 @@ from benchmarks.convergence.problem import (
 from benchmarks.convergence.simulation import Draws, Setting, draw, floor_of, round_step, simulate
 from benchmarks.convergence.slopes import log_slope, slope_estimate
 from pefll.engines.serial import SerialEngine
-from pefll.guarantees.convergence import learning_rate, terms
+from pefll.guarantees.convergence import learning_rate, sharper_terms, squared_bias, terms
 from pefll.methods.contract import Problem
 from pefll.methods.pefll import PeFLL
 from pefll.models import Network
@@ -220,8 +220,9 @@ def test_a_simulation_is_deterministic_and_below_the_bound():
     first, again = (simulate(PROBLEM, initial, setting, 4, 7) for _ in range(2))
     assert (first.gradient == again.gradient).all()
     assert first.reach <= BALL
-    bound = terms(constants(PROBLEM, initial), setting.rounds, setting.clients, setting.steps, setting.batch)
-    assert first.gradient.max() < bound.total
+    known = constants(PROBLEM, initial)
+    for bound in (terms(known, *setting), sharper_terms(known, *setting)):
+        assert first.gradient.max() < bound.total
     assert float(reach(Eta(*(part[None] for part in initial)))[0]) == pytest.approx(0.6)
 
 
@@ -240,6 +241,18 @@ def test_without_noise_all_clients_and_one_step_is_gradient_descent():
 def test_the_floor_of_batches_is_of_second_order():
     batches = (4, 16, 64)
     assert log_slope(batches, [floor_of(PROBLEM, start(0), batch) for batch in batches]) == pytest.approx(-2, abs=0.05)
+
+
+def test_the_mean_error_of_batches_is_below_its_bound():
+    """E[∇f(h(B)) ∇h(B)] - ∇F_i, exactly: the difference of the gradients of the two objectives."""
+    known, random = constants(PROBLEM, start(0)), np.random.default_rng(0)
+    for _ in range(50):
+        eta = Eta(*(random.standard_normal(shape) for shape in ((WEIGHTS, DESCRIPTOR), (DESCRIPTOR, INPUTS))))
+        eta = Eta(*(BALL * part / np.linalg.norm(part, 2) for part in eta))
+        for batch in (1, 4):
+            exact, expected = objective(PROBLEM).gradient(eta), objective(PROBLEM, batch).gradient(eta)
+            error = squared_norm(Eta(*(a - b for a, b in zip(exact, expected, strict=True))))
+            assert 0 < error <= squared_bias(known, batch)
 
 
 def test_a_slope_is_found_again_and_its_interval_holds_it():

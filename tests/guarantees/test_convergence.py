@@ -13,6 +13,7 @@ from pefll.guarantees.convergence import (
     least_rounds,
     least_rounds_of_the_paper,
     printed_terms,
+    sharper_terms,
     squared_bias,
     terms,
 )
@@ -73,6 +74,31 @@ def test_the_printed_noise_term_is_smaller_than_its_own_proof_gives():
     beta = learning_rate(rounds, clients, steps)
     proof = (6 * EASY.smoothness * beta * EASY.sigma1**2 + 4 * EASY.smoothness * beta * steps * EASY.gamma**2) / clients
     assert proof == pytest.approx(2 * printed_terms(EASY, rounds, clients, steps).noise, rel=1e-14)
+
+
+def test_the_sharper_terms_follow_from_the_inequality_of_one_round():
+    """As above, but the direction of a round has the square of the mean error, and not the mean of the square."""
+    rounds, clients, steps, batch = 2500, 4, 2, 16
+    gap, b1, b2, l1, _, _, s1, s2, s3, gamma = (Fraction(value) for value in EASY[:10])
+    smooth, beta = Fraction(EASY.smoothness), Fraction(2 * 2, steps * 50)
+    moved = l1**2 * b2**2 * beta**2 * sum((step - 1) ** 2 for step in range(1, steps + 1)) * (b1**2 + s1**2)
+    of_batch = 3 * (b1**2 * s2**2 + l1**2 * b2**2 * s3**2) / batch
+    mean_errors = 2 * steps * (l1 * s2 * s3 / batch) ** 2 + 2 * moved
+    errors = steps * of_batch + 3 * moved
+    square = 4 * beta**2 * (steps * b2**2 * s1**2 / clients + steps**2 * gamma**2 / clients + steps * errors)
+    rest = beta * mean_errors + smooth / 2 * square
+    exact = 2 * gap / (beta * steps * rounds) + 2 * rest / (beta * steps)
+    bound = sharper_terms(EASY, rounds, clients, steps, batch)
+    assert 0.8 * bound.total < float(exact) <= bound.total
+
+
+def test_the_sharper_floor_falls_with_the_square_of_the_batch():
+    one, two = (sharper_terms(EASY, 10**9, 4, 2, batch) for batch in (8, 16))
+    assert one.bias == 4 * two.bias == 4 * (1 * 4 * 8 / 8) ** 2
+    assert one.spread == 2 * two.spread
+    more = sharper_terms(EASY, 4 * 10**9, 4, 2, 8)
+    assert (more.bias, more.spread) == (one.bias, one.spread / 2)
+    assert sharper_terms(EASY, 2500, 4, 2).total < terms(EASY, 2500, 4, 2).total
 
 
 def test_a_round_of_all_clients_has_no_noise_from_the_draw():

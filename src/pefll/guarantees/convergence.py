@@ -71,6 +71,29 @@ class Terms(NamedTuple):
         return sum(self)
 
 
+class SharperTerms(NamedTuple):
+    """The terms of the bound for quadratic losses and generators that are linear in the descriptor.
+
+    Attributes:
+        start: as in `Terms`.
+        noise: as in `Terms`.
+        drift: as in `Terms`, with a smaller factor.
+        spread: descriptors from batches make steps longer; it vanishes with the number of rounds.
+        bias: descriptors from batches change the mean step; all that remains after infinitely many rounds.
+    """
+
+    start: float
+    noise: float
+    drift: float
+    spread: float
+    bias: float
+
+    @property
+    def total(self) -> float:
+        """The bound."""
+        return sum(self)
+
+
 def learning_rate(rounds: int, clients: int, steps: int) -> float:
     """Return the clients' learning rate of the theorem, β = 2√c / (k√T)."""
     return 2 * math.sqrt(clients) / (steps * math.sqrt(rounds))
@@ -141,11 +164,34 @@ def least_rounds_of_the_paper(constants: Constants, clients: int, steps: int) ->
     return max(1, math.ceil(4 * clients * needed**2))  # 1 / (βk) = √T / (2√c) is at least `needed`
 
 
-def squared_bias(constants: Constants, batch: float) -> float:
-    """Return (L_1 σ_2 σ_3 / b)², a bound of ‖E[step]/(βk) + ∇F‖² for small steps with descriptors from batches.
+def sharper_terms(constants: Constants, rounds: int, clients: int, steps: int, batch: float = math.inf) -> SharperTerms:
+    """Return the terms of a bound whose floor is of order 1/b², where the theorem has 1/b.
 
-    It holds if client losses are quadratic and h depends linearly on the mean embedding. Then errors of first order
-    cancel in expectation, so the floor is of order 1/b², where the theorem has 1/b.
+    It holds if client losses are quadratic, the generator depends linearly on the descriptor, and a batch's descriptor
+    has the mean of the full one. Then errors of first order cancel in the mean of a step.
+
+    Args:
+        constants: as in `terms`.
+        rounds: as in `terms`.
+        clients: as in `terms`.
+        steps: as in `terms`.
+        batch: as in `terms`.
+    """
+    found, c = terms(constants, rounds, clients, steps, batch), constants
+    error = (c.b1**2 * c.sigma2**2 + c.smooth1**2 * c.b2**2 * c.sigma3**2) / batch
+    return SharperTerms(
+        start=found.start,
+        noise=found.noise,
+        drift=22 / 30 * found.drift,
+        spread=24 * c.smoothness * math.sqrt(clients / rounds) * error,
+        bias=4 * squared_bias(c, batch),
+    )
+
+
+def squared_bias(constants: Constants, batch: float) -> float:
+    """Return (L_1 σ_2 σ_3 / b)², a bound of the squared mean error of a local step that batches cause.
+
+    See `sharper_terms` for its assumptions.
     """
     return (constants.smooth1 * constants.sigma2 * constants.sigma3 / batch) ** 2
 
