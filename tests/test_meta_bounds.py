@@ -11,13 +11,17 @@ import torch
 from torch.func import vmap
 
 import pefll
+from pefll.backend import client_axis
+from pefll.core import randomness
 from pefll.core.errors import PefllError
 from pefll.engines.cohort import sample_cohort
 from pefll.engines.round_plan import PriorPhase
 from pefll.engines.serial import SerialEngine
 from pefll.engines.vector import VectorEngine
 from pefll.guarantees import pac_bayes
+from pefll.guarantees.intervals import betting_lower
 from pefll.methods import build_method
+from pefll.methods.contract import each
 from pefll.methods.pefll import Eta
 from pefll.training.meta_bounds import first_client, meta_bounds
 from pefll.training.posterior_losses import PosteriorLosses, number_of_draws
@@ -150,6 +154,8 @@ def test_the_bound_of_the_prior_is_about_clients_that_it_never_saw(equal, run, s
     prior = statements["query-prior"]
     assert prior.measured == pytest.approx(errors.mean())
     assert prior.terms["bound_by_kl"] == pytest.approx(pac_bayes.monte_carlo_bound(errors.mean(), 7, 0.05))
+    order = randomness.generator(0, "order of bets").permutation(7)
+    assert prior.bound == pytest.approx(1 - betting_lower(1 - errors[order], 0.05))
     families = [one for name, one in statements.items() if name.startswith("query-")]
     assert {one.name for one in families} == {"query-prior", "query-all", "query-embedding", "query-hypernetwork"}
     assert statements["query"].bound == min(one.bound for one in families)
@@ -241,3 +247,27 @@ def test_who_is_refused(equal):
         with pytest.raises(PefllError) as error:
             wrong()
         assert error.value.code == code
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_each_client_has_its_own_convolutional_embedding(monkeypatch, kernels):
+    """A GPU's kernels, interpreted here, compute the same as one client after another."""
+    if kernels:
+        pytest.importorskip("triton")
+    if kernels and not torch.cuda.is_available():
+        monkeypatch.setattr(client_axis, "interpreted", True)
+    federation = ragged(clients=5, shape=(1, 8, 8), sizes=(4, 6), classes=3)
+    method = build_method("pefll", problem_of(federation), {"embedding": "convnet", "hypernetwork": "S"})
+    weights = sampled_vectors(
+        method.phi, method.phi.init(0, "embedder"), 0.01, every_part(method).embedder, 3, generator(0, "d", CPU)
+    )
+    found = []
+    for make in (SerialEngine, VectorEngine):
+        engine = make(federation, method, 0, 1)
+        v = torch.zeros(3, method.descriptor)
+        for ids, cohort in engine.cohorts(np.arange(3)):
+            v[ids] = cohort.run(method.describe_all, each(weights[ids].to(engine.device))).cpu()
+        found.append(v)
+        engine.close()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert float(found[0].std(dim=0).min()) > 1e-3  # clients differ

@@ -12,8 +12,7 @@ from scipy import stats
 
 from pefll.core.files import write_json
 from pefll.data import load_samples
-from pefll.guarantees.held_out import at_least
-from pefll.guarantees.intervals import betting_lower
+from pefll.guarantees.held_out import at_least, mean_statements
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import RunFolder
 from pefll.training import run
@@ -45,7 +44,7 @@ def test_a_run_folder_gets_its_certificate_and_its_models_carry_it(pefll, refuse
     files = ("--out", target, "--card", card, "--plot", picture)
     said = pefll("certify", folder, "--delta", "0.1", "--share", "0.5", *files)
     assert said.code == 0, said
-    bound = betting_lower(accuracies(folder), 0.1)
+    bound = mean_statements(accuracies(folder), 0.1)[0].bound
     assert f"≥ {at_least(bound)}" in said.out
     assert "Assumes" in said.out
     assert "by-class" in said.out

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pefll.core.errors import PefllError
+from pefll.core.randomness import generator
 from pefll.core.wording import argument, counted
 from pefll.guarantees import intervals
 from pefll.guarantees.binomial import (
@@ -25,7 +26,6 @@ CLIENTS = (
     "The unseen clients and the new client are drawn independently from the same environment, nothing was chosen with "
     "the unseen clients, and their test samples made no descriptor."
 )
-_ORDER = " The order of the clients does not depend on their accuracy."
 # Levels of a single client's limit, the first with enough clients is used. Simulated Beta environments chose them.
 LEVELS = (1 / 2, 1 / 4, 1 / 10)
 SAMPLES = (
@@ -43,6 +43,8 @@ def mean_statements(values: Any, delta: float, metric: str = "accuracy") -> list
         metric: the name of the metric.
     """
     known, delta = checked_values(values), checked_delta(delta)
+    # Bets depend on the order. A random one makes the clients exchangeable, even if they came sorted by their size.
+    known = known[generator(0, "order of bets").permutation(len(known))]
     return [_mean(known, delta, name, bound, metric) for name, bound in intervals.LOWER_BOUNDS.items()]
 
 
@@ -56,7 +58,7 @@ def _mean(values: Array, delta: float, name: str, lower: Callable[[Any, float], 
         lower=True,
         confidence=1 - delta,
         promise=f"The expected {metric} of a new client is at least {at_least(bound)}.",
-        assumes=CLIENTS + (_ORDER if name == "betting" else ""),
+        assumes=CLIENTS,
         terms={
             "clients": len(values),
             "deviation": float(values.std(ddof=1)),

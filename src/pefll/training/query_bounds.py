@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pefll.core import randomness
 from pefll.guarantees import pac_bayes
 from pefll.guarantees.intervals import betting_lower
 from pefll.guarantees.statement import Statement
@@ -107,7 +108,9 @@ def prior_statement(problem: QueryProblem) -> Statement:
     errors = problem.bench.on_test_samples(fixed, problem.clients, 1, "query/prior")[:, 0]
     measured = float(errors.mean())
     by_kl = pac_bayes.monte_carlo_bound(measured, n, mine)
-    bound = 1 - betting_lower(1 - errors, mine) if n > 1 else by_kl
+    # Bets depend on the order of clients, which may come sorted.
+    order = randomness.generator(problem.bench.seed, "order of bets").permutation(n)
+    bound = 1 - betting_lower(1 - errors[order], mine) if n > 1 else by_kl
     who = "The networks after the prior's rounds"
     terms = {"clients": n, "kl": 0.0, "delta": mine, "bound_by_kl": by_kl}
     return _statement(problem, "query-prior", "Error of new clients, the prior's networks", measured, bound, who, terms)
