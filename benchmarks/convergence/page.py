@@ -16,6 +16,7 @@ EXPECTED = {
     "batch, excess over all samples": "-1",
     "batch, floor of infinitely many rounds": "-1",
 }
+EXCESS, FLOOR = "excess over all samples", "floor for T → ∞"
 TERMS = ("start", "noise", "drift", "jacobian", "model")
 TITLES = {
     "rounds": "T, rounds",
@@ -113,7 +114,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
                 _draw_floor(record, axes)
             axes.set(xscale="log", yscale="log", xlabel=title, title=f"mean ‖∇F‖² against {title.split(',')[0]}")
             axes.grid(axis="y")
-            axes.legend(fontsize=8, loc="lower left" if sweep == "batch" else "best")
+            handles, labels = axes.get_legend_handles_labels()
+            # The last panel has no place for names that are in the others.
+            own = [at for at, label in enumerate(labels) if sweep != "batch" or label in (EXCESS, FLOOR)]
+            place = "lower left" if sweep == "batch" else "best"
+            axes.legend([handles[at] for at in own], [labels[at] for at in own], fontsize=8, loc=place)
 
 
 def _draw_floor(record: dict[str, Any], axes: Any) -> None:
@@ -129,7 +134,7 @@ def _draw_floor(record: dict[str, Any], axes: Any) -> None:
         color=LINES[2],
         ms=4,
         lw=1.2,
-        label="excess over all samples",
+        label=EXCESS,
     )
     floors = {int(batch): value for batch, value in record["floors"].items()}
-    axes.plot([*floors], [*floors.values()], "v-", color=LINES[3], ms=4, lw=1.2, label="floor for T → ∞")
+    axes.plot([*floors], [*floors.values()], "v-", color=LINES[3], ms=4, lw=1.2, label=FLOOR)
