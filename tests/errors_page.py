@@ -23,6 +23,7 @@ GROUPS = {
     "D": ("Data and federations", "Mend the data, or leave the sample, client or column out."),
     "E": ("Engines", "Try `--engine serial --processes 1`, which says most about what fails."),
     "F": ("Real clients (Flower)", "See [deploy](deploy.md)."),
+    "G": ("Guarantees", "Change the argument that the sentence names, or test more clients."),
     "L": ("Limits of memory", "Take less data, a smaller model or fewer clients a round."),
     "M": ("Personal models", "Make the model again with `pefll personalize`, or give samples like the run's."),
     "N": ("Networks", "Change the network as the sentence says."),

@@ -92,6 +92,9 @@ def test_no_config_is_a_sentence(tmp_path):
         ("checkpoint_minutes", 0.0, "PEFLL-A554"),
         ("checkpoint_minutes", float("nan"), "PEFLL-A005"),
         ("unseen", 1.0, "PEFLL-A007"),
+        ("prior_clients", 1.0, "PEFLL-A007"),
+        ("prior_clients", -0.5, "PEFLL-A007"),
+        ("prior_rounds", -1, "PEFLL-A002"),
         ("unseen", -0.1, "PEFLL-A007"),
         ("unseen", float("nan"), "PEFLL-A005"),
     ],
@@ -108,7 +111,7 @@ OTHER = {
     "eval_clients": 6, "checkpoint_every": 9, "checkpoint_minutes": 1.0, "sampling": "samples", "lr_schedule": "cosine",
     "server_lr_schedule": "step 9 0.5", "data_sha256": "abc", "label": "y", "client_column": "who",
     "features": "a", "drop": "b", "treat": "a=category", "encode": "none", "missing": "drop", "min_samples": 5,
-    "time_column": "t", "unseen_clients": "ann",
+    "time_column": "t", "unseen_clients": "ann", "prior_clients": 0.5, "prior_rounds": 3,
 }  # fmt: skip
 
 

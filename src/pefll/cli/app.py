@@ -12,7 +12,7 @@ import torch
 import typer
 from rich.markup import escape
 
-from pefll.cli import data, experiments, flower, methods, personal, runs, training
+from pefll.cli import certify, data, experiments, flower, methods, personal, runs, training
 from pefll.cli.console import INTERRUPTED, err
 from pefll.core.errors import PefllError
 from pefll.core.plugins import fault
@@ -55,6 +55,7 @@ app.command(rich_help_panel="Start here")(experiments.demo)
 app.command(rich_help_panel="Start here")(methods.methods)
 app.command(rich_help_panel="Runs")(training.train)
 app.command(rich_help_panel="Runs")(personal.evaluate)
+app.command(rich_help_panel="Runs")(certify.certify)
 app.command(rich_help_panel="Runs")(runs.show)
 app.command(rich_help_panel="Personal models")(personal.personalize)
 app.command(rich_help_panel="Personal models")(personal.predict)

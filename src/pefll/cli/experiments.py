@@ -185,7 +185,7 @@ def reproduce(
         str | None,
         typer.Argument(
             help="What to reproduce: table1, unlabeled, label-masking, hypernetwork-size, embedding, regularisation, "
-            "cost, descriptors, extrapolation, resnet, fl-bench or shakespeare.",
+            "cost, descriptors, extrapolation, resnet, fl-bench, shakespeare or certificates.",
             metavar="WHAT",
             show_default=False,
         ),

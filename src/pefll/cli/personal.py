@@ -27,6 +27,7 @@ from pefll.cli.options import (
     parse_settings,
 )
 from pefll.cli.predicting import predict_folder
+from pefll.cli.samples import label_in_training, samples_of_client
 from pefll.cli.tables import accuracy_table
 from pefll.core import files
 from pefll.core.errors import PefllError
@@ -35,14 +36,11 @@ from pefll.core.progress import say
 from pefll.core.wording import counted, reasons, without_samples
 from pefll.data.federation import Federation
 from pefll.data.missing_labels import has_label, labelled, without_gaps
-from pefll.data.table_plan import plan_of
-from pefll.models.spec import ModelSpec
 from pefll.runs import federations
 from pefll.runs.model_folder import INDEX
 from pefll.runs.new_client import labelled_clients, unlabelled_words
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import figure_text
-from pefll.tasks.names import labels_for
 from pefll.training import personalizing, run
 
 
@@ -110,7 +108,7 @@ def evaluate(
     if data is None:
         federation = federations.federation_of(config, err)
     else:
-        federation = _other_data(trained, data, label or _label_in_training(data, trained.columns.label), client_column)
+        federation = _other_data(trained, data, label or label_in_training(data, trained.columns.label), client_column)
     result, clients = dataclasses.replace(trained, config=config).scores(split, federation, err)
     if per_client is not None:
         files.write_csv(per_client, (_client_row(one, mask_labels) for one in clients))
@@ -187,13 +185,15 @@ def personalize(
         check_free(target, "--out", force)
     changes = parse_settings(settings or [])
     trained = run.load(path, err, architecture, method, task=task).with_settings(**changes)
-    label = label or _label_in_training(data, trained.columns.label)
+    label = label or label_in_training(data, trained.columns.label)
     if each:
         _personalize_each(trained, data, target, label, client_column, force)
         return
     instead = "make one model for each with --each --out FOLDER"
     client, named = client_column or trained.columns.client, bool(client_column)
-    x, y = _read_client(data, label, trained.model_spec, client=client, client_named=named, alone=True, instead=instead)
+    x, y = samples_of_client(
+        data, label, trained.model_spec, client=client, client_named=named, alone=True, instead=instead
+    )
     _check_labels(y is not None, trained, data, label)
     x, y, left_out = labelled(x, y, trained.method.uses_labels)
     if left_out:
@@ -214,6 +214,8 @@ def personalize(
                 "serve clients like this one. More clients, more rounds or other learning rates may help; compare with "
                 "--method local.",
             )
+    if personal.spec.certificate:
+        say(out, f"By its run: {personal.spec.certificate}.")
     own = own_code(model=trained.model_spec.model, task=(trained.model_spec.task or "").partition(" ")[0])
     say(out, f"Next: pefll predict {target} --data {_more_like(data)}{own}")
 
@@ -306,10 +308,10 @@ def predict(
         personal = PersonalModel.load(model, architecture=architecture, task=task)
     for note in notes:
         say(err, f"note: {note.message}")
-    label = label or _label_in_training(data, personal.spec.label_column)
+    label = label or label_in_training(data, personal.spec.label_column)
     instead = "predict with the models of all: pefll predict FOLDER, as `pefll personalize --each` made it"
     column = {"client": client_column, "client_named": True} if client_column else {}
-    x, y = _read_client(data, label, personal.spec, alone=True, instead=instead, **column)
+    x, y = samples_of_client(data, label, personal.spec, alone=True, instead=instead, **column)
     if not personal.spec.classes:
         _predict_others(personal, x, y, target)
         return
@@ -377,33 +379,6 @@ def _prediction_text(row: Any, names: tuple[str, ...]) -> str:
 
 def _metrics_text(metrics: dict[str, float]) -> str:
     return ", ".join(f"{name} {figure_text(metrics, name)}" for name in metrics)
-
-
-def _label_in_training(data: Path, trained: str | None) -> str:
-    """Return the label column of the training data for a table; the default for other files."""
-    return trained or sources.LABEL if data.suffix.lower() in sources.TABLES else sources.LABEL
-
-
-def _read_client(data: Path, label: str, spec: ModelSpec, **more: Any) -> tuple[Any, Any]:
-    """Return one client's samples and labels, in the form of a model's training data; `more` goes to `read_client`."""
-    if data.suffix.lower() in sources.TABLES and not spec.feature_names:
-        say(err, f"note: the model does not know the names of its columns; those of {data} are taken by position")
-    return sources.read_client(
-        data,
-        label=label,
-        class_names=spec.class_names,
-        tokens=spec.tokens,
-        features=spec.feature_names,
-        plan=plan_of(spec.table, spec.input_shape),
-        labels=_labels_in(spec),
-        gaps=True,
-        **({"client": spec.client_column} if spec.client_column else {}) | more,
-    )
-
-
-def _labels_in(spec: ModelSpec) -> str:
-    """Return what labels are for a model: classes, numbers or sets."""
-    return labels_for(spec.task) if spec.task else "classes"
 
 
 def _client_row(one: run.ClientScore | run.ClientMetrics, mask_labels: bool) -> dict[str, Any]:

@@ -82,6 +82,16 @@ def train(
             "your.module:function. [default: uniform]"
         ),
     ] = None,
+    prior_clients: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the seen clients in the first rounds. Their state is kept as the prior of PAC-Bayes bounds, "
+            "which the other clients make useful: see `pefll certify`. [default: 0, no prior]"
+        ),
+    ] = None,
+    prior_rounds: Annotated[
+        int | None, typer.Option(help="Number of these first rounds. [default: half of the rounds]")
+    ] = None,
     lr_schedule: Annotated[
         str | None,
         typer.Option(
@@ -224,6 +234,8 @@ def train(
         "rounds": rounds,
         "clients_per_round": clients_per_round,
         "sampling": sampling,
+        "prior_clients": prior_clients,
+        "prior_rounds": prior_rounds,
         "lr_schedule": lr_schedule,
         "server_lr_schedule": server_lr_schedule,
         "seed": seed,

@@ -33,6 +33,8 @@ from pefll.data.sources import make_federation as make_federation
 from pefll.data.summary import Summary as Summary
 from pefll.data.summary import classes_without_samples as classes_without_samples
 from pefll.data.summary import summarise as summarise
+from pefll.data.synthetic import SyntheticWorld as SyntheticWorld
+from pefll.data.synthetic import synthetic_world as synthetic_world
 from pefll.data.table_files import TABLES as TABLES
 from pefll.data.table_samples import from_frame as from_frame
 from pefll.data.user_arrays import federation_from_arrays as federation_from_arrays

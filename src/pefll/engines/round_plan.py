@@ -37,6 +37,28 @@ class Rates(NamedTuple):
 CONSTANT = Rates()
 
 
+class PriorPhase(NamedTuple):
+    """The first rounds of a run, in which only some of the seen clients take part.
+
+    The state after them does not depend on the other clients. So it can be the prior of a bound on future clients.
+
+    Attributes:
+        share: share of the seen clients that take part.
+        rounds: number of these rounds.
+    """
+
+    share: float
+    rounds: int
+
+    def clients(self, seed: int, num_seen: int) -> Ids:
+        """Return the numbers of these clients, int64 [m], in ascending order."""
+        return np.sort(randomness.generator(seed, "prior clients").permutation(num_seen)[: self.size(num_seen)])
+
+    def size(self, num_seen: int) -> int:
+        """Return the number of these clients, m."""
+        return round(self.share * num_seen)
+
+
 @dataclass(frozen=True, eq=False)
 class RoundPlan:
     """The schedules and the sampling of a run.
@@ -45,11 +67,13 @@ class RoundPlan:
         client_schedule: factors of the clients' learning rates; None for constant rates.
         server_schedule: factors of the server's learning rates; None for constant rates.
         sampling: chooses the clients of a round; None for uniform.
+        prior: the first rounds, with some of the clients only; it needs a `sampling`. None for all clients.
     """
 
     client_schedule: Schedule | None = None
     server_schedule: Schedule | None = None
     sampling: Sampling | None = None
+    prior: PriorPhase | None = None
 
     def rates(self, t: int) -> Rates:
         """Return the factors of round t."""
@@ -66,6 +90,10 @@ class RoundPlan:
         """
         if self.sampling is None:
             return None
+        members = np.arange(len(samples), dtype=np.int64)
+        if self.prior is not None and t < self.prior.rounds:
+            members = self.prior.clients(seed, len(samples))
+        samples = samples[members]
         try:
             chosen = self.sampling(t, samples, size, randomness.generator(seed, f"sampling/{t}"))
             ids = np.asarray(chosen)
@@ -81,7 +109,8 @@ class RoundPlan:
                 f"numbers of seen clients, from 0 to {len(samples) - 1}",
                 code="PEFLL-E551",
             )
-        return ids.astype(np.int64)
+        found: Ids = members[ids]
+        return found
 
 
 UNIFORM = RoundPlan()
@@ -92,6 +121,12 @@ def by_samples(round_: int, samples: Ids, size: int, rng: np.random.Generator) -
     del round_
     weight = np.maximum(samples, 1)  # real clients may not say how many samples they have
     return rng.choice(len(samples), size, replace=False, p=weight / weight.sum())
+
+
+def uniformly(round_: int, samples: Ids, size: int, rng: np.random.Generator) -> Ids:
+    """Choose clients with equal probabilities, without repetition."""
+    del round_
+    return rng.choice(len(samples), size, replace=False)
 
 
 SAMPLINGS: dict[str, Sampling | None] = {"uniform": None, "samples": by_samples}

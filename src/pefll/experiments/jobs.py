@@ -67,6 +67,8 @@ def is_in_cell(result: Result, job: Job, rounds: int) -> bool:
     }
     if any(result.get(name) != value for name, value in wanted.items()):
         return False
+    if result.get("prior_clients", 0.0) != cell.prior_clients:
+        return False
     if personal_steps(job.method, result["settings"]) != personal_steps(job.method, job.evaluations[0]):
         return False
     unseen: float = result["num_unseen"] / result["num_clients"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pefll.experiments import (
+    certificates,
     descriptors,
     embedding,
     extrapolation,
@@ -31,5 +32,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         resnet,
         fl_bench,
         shakespeare,
+        certificates,
     )
 }

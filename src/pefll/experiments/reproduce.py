@@ -396,6 +396,7 @@ def _specs(
             model=job.cell.model,
             rounds=job.cell.rounds_of(rounds),
             clients_per_round=job.cell.clients_per_round,
+            prior_clients=job.cell.prior_clients,
             seed=job.seed,
             **(changes | {key: value for measure in job.measures for key, value in measure.config.items()}),
         )

@@ -23,7 +23,7 @@ Result = dict[str, Any]  # the content of a result file, or a run's summary
 # Results that agree in these fields differ only by seed.
 SAME = (
     *("dataset", "partition", "num_clients", "num_seen", "clients_per_round", "rounds"),
-    *("method", "settings", "model", "precision"),
+    *("method", "settings", "model", "precision", "prior_clients"),
 )
 
 _UNSAFE = re.compile(r"[^\w.-]+")  # what a file name must not have
@@ -61,6 +61,8 @@ def collect(
         name += "-" + re.sub(r"[^\w.]+", "_", summary["partition"])
     if summary["model"] not in _USUAL_MODELS:
         name += "-" + re.sub(r"[^\w.]+", "_", summary["model"])
+    if summary.get("prior_clients"):
+        name += f"-prior_{summary['prior_clients']}"
     make_folder(target)
     # A method of one's own has a colon in its name, and settings may have other letters that file systems refuse.
     path = _place(target, _UNSAFE.sub("_", f"{name}-{_changes(folder, summary)}seed{summary['seed']}"), summary)

@@ -26,6 +26,7 @@ class Cell(NamedTuple):
     model: str = "lenet"
     tag: str = ""  # distinguishes cells with the same data and number of clients
     rounds: int = 0  # of training, if fewer than in other cells; 0 for as many
+    prior_clients: float = 0.0  # share of the seen clients in the first half of the rounds; 0 for all
 
     @property
     def name(self) -> str:

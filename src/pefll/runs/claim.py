@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from pefll.core.errors import PefllError
 from pefll.core.files import is_temporary
@@ -41,11 +41,11 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
         )
 
 
-def started_settings(folder: RunFolder | None) -> dict[str, Any] | None:
-    """Return the hyper-parameters that the run in a folder was started with; None if the folder holds no run."""
+def started_config(folder: RunFolder | None) -> Config | None:
+    """Return the settings that the run in a folder was started with; None if the folder holds no run."""
     if folder is None or not folder.config_file.is_file():
         return None
-    return Config.load(folder.config_file, folder.trained_with()).settings
+    return Config.load(folder.config_file, folder.trained_with())
 
 
 def finished_state(folder: RunFolder | None, rounds: int) -> checkpoint.Checkpoint | None:

@@ -32,6 +32,9 @@ MAY_CHANGE = {
     "data_sha256",
 }
 
+# Settings that are shares of clients.
+SHARES = ("unseen", "prior_clients")
+
 # At 0.1 ms per round this takes three years.
 MOST_ROUNDS = 10**12
 
@@ -66,6 +69,9 @@ class Config:
         clients_per_round: number of clients in a round; 0 for 5% of all clients.
         sampling: which clients a round has: uniform, samples (in proportion to their numbers of training samples), or
             package.module:function.
+        prior_clients: share of the seen clients that take part in the first rounds; their state is kept as the prior
+            of PAC-Bayes bounds. 0 for no prior.
+        prior_rounds: number of these first rounds; 0 for half of the rounds.
         lr_schedule: schedule of the clients' learning rates: constant, cosine, "cosine LAST", "step ROUNDS FACTOR", or
             package.module:function.
         server_lr_schedule: schedule of the server's learning rates.
@@ -105,6 +111,8 @@ class Config:
     rounds: int = 1000
     clients_per_round: int = 0
     sampling: str = "uniform"
+    prior_clients: float = 0.0
+    prior_rounds: int = 0
     lr_schedule: str = "constant"
     server_lr_schedule: str = "constant"
     seed: int = 0
@@ -169,7 +177,7 @@ class Config:
             least = 1 if name in ("eval_every", "checkpoint_every", "min_samples") else 0
             value = whole_number(value, argument(name), least, **({"most": MOST_ROUNDS} if name == "rounds" else {}))
         elif kind == "float":
-            value = share(value, argument(name)) if name == "unseen" else _minutes(value, argument(name))
+            value = share(value, argument(name)) if name in SHARES else _minutes(value, argument(name))
         elif kind == "str":
             value = text(value, argument(name))
         elif not isinstance(value, dict):

@@ -23,6 +23,9 @@ from pefll.data.client import Batch
 from pefll.data.frames import columns, inputs_of, is_frame, label_names
 from pefll.data.owners import clients_in
 from pefll.data.table_plan import Encoded, TablePlan, plan_of
+from pefll.guarantees.held_out import accuracy_statement
+from pefll.guarantees.intervals import checked_delta
+from pefll.guarantees.statement import Statement
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
@@ -144,6 +147,44 @@ class PersonalModel(nn.Module):
                 f"there are {len(output):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
             )
         return metrics_of(task, output, labels, self.spec.classes)
+
+    def certify(self, x: Any, y: Any, delta: float = 0.05) -> Statement:
+        """Return a bound below the model's accuracy on this client's data, which holds with confidence 1 - delta.
+
+        It is exact for any number of samples (Clopper-Pearson). The samples must not have made the model.
+
+        Args:
+            x: [N, ...] samples of this client; see `predict`.
+            y: [N] their labels, as in `metrics`.
+            delta: the probability with which the bound fails, between 0 and 1.
+        """
+        checked_delta(delta)
+        task = self.known_task()
+        if task.labels != "classes":
+            raise PefllError(
+                f"this model predicts {task.labels}, not classes, so it has no accuracy that could be guaranteed; give "
+                "a model of a classification",
+                code="PEFLL-G130",
+            )
+        labels = labels_of(y, self.spec.class_names, "y", task.labels)
+        if not len(labels):
+            return accuracy_statement(0, 0, delta)  # raises
+        if not 0 <= int(labels.min()) <= int(labels.max()) < self.spec.classes:
+            raise PefllError(
+                f"y has labels from {labels.min()} to {labels.max()}, but the model knows 0 to "
+                f"{self.spec.classes - 1}; leave other samples out",
+                code="PEFLL-G131",
+            )
+        found = self.predict(x)
+        if len(labels) != len(found):
+            raise PefllError(
+                f"there are {len(found):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
+            )
+        return accuracy_statement(int((found == labels).sum()), len(labels), delta)
+
+    def extra_repr(self) -> str:
+        """Return what the model's text says beside its layers: the certificate of its run."""
+        return f"certificate: {self.spec.certificate}" if self.spec.certificate else ""
 
     def known_task(self) -> Task:
         """Return what the outputs mean; PefllError if that is the user's own code, which nobody has named."""

@@ -49,6 +49,7 @@ class Progress:
         scheduled: the best round due by `eval_every`, if the evaluation at the end of the run was better. It is kept
             because an extended run does not have that last evaluation.
         engines: (name, number of rounds before it) of each engine that did rounds; the last engine continues.
+        prior: the state after the rounds with some of the clients only, in the host's memory; None if there is none.
     """
 
     round: int
@@ -62,6 +63,7 @@ class Progress:
     lockstep: int = 1
     scheduled: Best | None = None
     engines: list[tuple[str, int]] = field(default_factory=list)
+    prior: Tree | None = None
 
     def take_over(self, engine: str) -> str:
         """Set the engine of the next rounds, and return the name of the previous engine; empty if it is the same."""
@@ -141,6 +143,7 @@ def resume(
         server=restore(template, saved.tensors, "server"),
         best=restore(template, saved.tensors, "best"),
         scheduled=Best(restore(template, saved.tensors, "scheduled"), **scheduled) if scheduled else None,
+        prior=restore_prior(template, saved.tensors),
         **numbers,
     )
     return progress, saved.history
@@ -191,6 +194,11 @@ def _is_scheduled(value: Any) -> bool:
         and _is_count(value["round"])
         and _is_number(value["value"])
     )
+
+
+def restore_prior(template: Tree, tensors: dict[str, Tensor]) -> Tree | None:
+    """Return the prior of a checkpoint; None if it has none, as before the last round of the prior."""
+    return restore(template, tensors, "prior") if any(name.startswith("prior.") for name in tensors) else None
 
 
 def restore(template: Tree, tensors: dict[str, Tensor], part: str) -> Tree:

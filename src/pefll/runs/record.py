@@ -38,6 +38,7 @@ LOCK = ".lock"  # a process that trains into the folder holds a lock on this fil
 # Incomplete files of killed writers of earlier versions.
 _HALF_WRITTEN = re.compile(r"\.(config\.toml|history\.jsonl|summary\.json|descriptors\.npz)\.[0-9]+\.tmp")
 GROUPS = ("seen", "unseen")
+CERTIFICATE = "certificate"  # the entry of a summary that `pefll certify` writes
 # `timing` in a summary begins with one of these if no other run slowed this one down.
 ALONE, TOOK_TURNS = "alone", "took turns"
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
@@ -416,6 +417,13 @@ def figures_in(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the test metrics of a summary by moment, group and name; classification calls them `accuracy`."""
     found = (summary or {}).get("metrics", (summary or {}).get("accuracy"))
     return found if isinstance(found, dict) else {}
+
+
+def headline_of(summary: Mapping[str, Any] | None) -> str | None:
+    """Return the first line of a summary's certificate; None without one."""
+    found = (summary or {}).get(CERTIFICATE)
+    headline = found.get("headline") if isinstance(found, dict) else None
+    return headline if isinstance(headline, str) else None
 
 
 def rounds_of(summary: Mapping[str, Any] | None) -> int:

@@ -77,6 +77,8 @@ class Saver:
             state, round_, value = progress.scheduled
             parts["scheduled"] = fetched(state, device)
             metadata["scheduled"] = {"round": round_, "value": value}
+        if progress.prior is not None:
+            parts["prior"] = progress.prior
         metadata["progress"] = {name: getattr(progress, name) for name in SAVED} | {"ledger": vars(ledger).copy()}
         tensors = {f"{part}.{name}": leaf for part, state in parts.items() for name, leaf in named_leaves(state)}
         history = None

@@ -29,7 +29,7 @@ from pefll.methods import BaseMethod, method_name, method_value, split_networks,
 from pefll.runs import checkpoint
 from pefll.runs.claim import claimed
 from pefll.runs.config import OF_TABLES, Config
-from pefll.runs.progress import restore, start_or_resume
+from pefll.runs.progress import restore, restore_prior, start_or_resume
 from pefll.runs.record import seed_folder
 from pefll.tasks import Task
 from pefll.tasks.names import allow_task, checked_task
@@ -296,7 +296,8 @@ def _load_finished(spec: RunSpec, saved: checkpoint.Checkpoint, ended: OnRunEnd 
     template = method_template(spec.method, spec.config, spec.model_spec.label_columns)
     best, final = (restore(template, saved.tensors, part) for part in ("best", "server"))
     summary, history = spec.folder.summary() or {}, spec.folder.history()
-    run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, spec.federation, history)
+    prior = restore_prior(template, saved.tensors)
+    run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, spec.federation, history, prior)
     if ended is not None:
         ended(spec, run)
     return run
@@ -343,7 +344,8 @@ def _train_and_test(
     if active.failure is not None:  # in the last call: everything is written
         raise active.failure
     best, final = progress.best, progress.server
-    run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, spec.federation, active.history)
+    data, history = spec.federation, active.history
+    run = Run(spec.config, spec.method, best, final, spec.model_spec, summary, data, history, progress.prior)
     if ended is not None:
         ended(spec, run)
     return run

@@ -88,7 +88,10 @@ def train(
                         pipeline.end_with(stretch)
                 progress.wall_seconds = time.monotonic() - began
                 if stretch.copy is not None:
-                    saver.save(progress, stretch.copy.wait(), stretch.ledger)
+                    copy = stretch.copy.wait()
+                    if config.prior_clients and stretch.last == config.prior_rounds:
+                        progress.prior = copy
+                    saver.save(progress, copy, stretch.ledger)
                 for each in callbacks:
                     each.on_rounds(run)
             if not pipeline.works_on:  # on a CPU, no round starts before the last checkpoint is written

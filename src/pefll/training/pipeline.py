@@ -31,7 +31,7 @@ class Stretch:
         rounds: the rounds as a future; its `wait` raises PefllError if training diverged.
         state: the state after the last round, if it is evaluated or saved; else None.
         evaluation: the evaluation of the state, if one is due.
-        copy: a copy of the state in the host's memory, if a checkpoint is due.
+        copy: a copy of the state in the host's memory, if a checkpoint is due, or if this is the prior.
         ledger: the run's bytes and exchanges up to the last round.
     """
 
@@ -70,6 +70,7 @@ class Pipeline:
         self._under_way: deque[Stretch] = deque()
         self._launched, self._size = progress.round, 1
         self.works_on = self._queue.works_on
+        self._prior_rounds = spec.config.prior_rounds if spec.config.prior_clients else 0
 
     @property
     def idle(self) -> bool:
@@ -81,8 +82,10 @@ class Pipeline:
         config, progress, first = self._config, self._progress, self._launched
         due = ((first // every + 1) * every for every in (config.eval_every, config.checkpoint_every))
         last = min(first + self._size, config.rounds, *due)  # fewer if something is due before
+        if first < self._prior_rounds:
+            last = min(last, self._prior_rounds)
         evaluates = last % config.eval_every == 0 or last == config.rounds
-        saves = self._saver.due(last)
+        saves = self._saver.due(last) or last == self._prior_rounds
         progress.server, rounds = self._queue.launch(progress.server, first, last - first)
         # A snapshot, because later rounds may overwrite the state before it is saved, or while it is the best one.
         state = self._queue.snapshot(progress.server) if evaluates or saves else None

@@ -17,13 +17,13 @@ from pefll.core.wording import argument, counted
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
-from pefll.engines.round_plan import UNIFORM, RoundPlan, checked_sampling, parse_sampling
+from pefll.engines.round_plan import UNIFORM, PriorPhase, RoundPlan, checked_sampling, parse_sampling, uniformly
 from pefll.methods import build_method, settings_for, with_networks
 from pefll.methods.contract import Method
 from pefll.models.own import own_networks, probe
 from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Checkpoint
-from pefll.runs.claim import check_claim, finished_state, started_settings
+from pefll.runs.claim import check_claim, finished_state, started_config
 from pefll.runs.config import Config
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
@@ -135,15 +135,17 @@ def resolve(
     folder = None if out is None else RunFolder(Path(out))
     settings = with_networks(config.settings, networks or {})
     chosen = settings_for(config.method, problem, settings)
-    started = started_settings(folder)
+    started = started_config(folder)
     # A run of an earlier version may not have stored them; it goes on without them.
-    chosen = {name: value for name, value in chosen.items() if started is None or name in started}
+    chosen = {name: value for name, value in chosen.items() if started is None or name in started.settings}
     config, settings = dataclasses.replace(config, settings=config.settings | chosen), settings | chosen
+    c = clients_per_round(config, federation)
+    if config.prior_clients or config.prior_rounds:
+        config = with_prior_rounds(config, federation, c, started)
     # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
     check_claim(folder, config, model_spec)
     kept = None if tunes else folder  # a trial of a search keeps no weights to load
     finished, hardware = finished_state(kept, config.rounds), TO_READ
-    c = clients_per_round(config, federation)
     if finished is None:
         hardware = pick_hardware(problem, config.device, config.engine, config.precision, config.processes)
         if hardware.engine == "vector" and config.processes > 1:
@@ -180,6 +182,11 @@ def resolve(
 
 def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, maps: bool = True) -> RunSpec:
     """Return the spec of a run on an engine that is open already; see `resolve` and `RunSpec`."""
+    if config.prior_clients:
+        raise PefllError(
+            f"{argument('prior_clients')} is for clients that are simulated on one machine; leave it out",
+            code="PEFLL-T213",
+        )
     task = engine.method.problem.task
     _, model_spec = describe_problem(engine.federation, config.model, task)
     config = dataclasses.replace(config, task=asked_text(task, engine.federation))
@@ -209,7 +216,8 @@ def round_plan_of(config: Config, method: Method[Any], functions: Functions = NO
         method: must have a learning rate for each schedule.
         functions: the user's functions that were given in Python, by the names of their settings.
     """
-    if (config.sampling, config.lr_schedule, config.server_lr_schedule) == ("uniform", "constant", "constant"):
+    names = config.sampling, config.lr_schedule, config.server_lr_schedule
+    if names == ("uniform", "constant", "constant") and not config.prior_clients:
         return UNIFORM
 
     def schedule(name: str) -> Schedule | None:
@@ -224,7 +232,10 @@ def round_plan_of(config: Config, method: Method[Any], functions: Functions = NO
 
     given = functions.get("sampling")
     sampling = parse_sampling(config.sampling) if given is None else checked_sampling(given)
-    plan = RoundPlan(schedule("lr_schedule"), schedule("server_lr_schedule"), sampling)
+    prior = PriorPhase(config.prior_clients, config.prior_rounds) if config.prior_clients else None
+    if prior is not None and sampling is None:
+        sampling = uniformly
+    plan = RoundPlan(schedule("lr_schedule"), schedule("server_lr_schedule"), sampling, prior)
     _check_rates(config, plan, method)
     return plan
 
@@ -241,6 +252,42 @@ def _check_rates(config: Config, plan: RoundPlan, method: Method[Any]) -> None:
                 f"{argument(name)}",
                 code="PEFLL-S550",
             )
+
+
+def with_prior_rounds(config: Config, federation: Federation, c: int, started: Config | None) -> Config:
+    """Return the settings with the number of prior rounds; PefllError if the prior cannot be made.
+
+    Args:
+        config: the settings.
+        federation: has the seen clients, some of which make the prior.
+        c: number of clients in a round.
+        started: settings that the run was started with. A run that is extended keeps its number of prior rounds.
+    """
+    share, rounds = config.prior_clients, config.prior_rounds
+    if not share:
+        if rounds:
+            raise PefllError(
+                f"{argument('prior_rounds', rounds)} needs the share of clients in these rounds: give also "
+                f"{argument('prior_clients', 0.5)}",
+                code="PEFLL-T210",
+            )
+        return config
+    rounds = rounds or (started.prior_rounds if started is not None else config.rounds // 2)
+    if not 0 < rounds < config.rounds:
+        raise PefllError(
+            f"{argument('prior_rounds', rounds)} is not between 0 and the run's {counted(config.rounds, 'round')}; "
+            "other rounds with all clients must follow",
+            code="PEFLL-T211",
+        )
+    size = PriorPhase(share, rounds).size(federation.num_seen)
+    if not c <= size < federation.num_seen:
+        raise PefllError(
+            f"{argument('prior_clients', share)} makes the prior with {size} of "
+            f"{counted(federation.num_seen, 'seen client')}; it needs at least the {c} of a round, and others must "
+            "be left",
+            code="PEFLL-T212",
+        )
+    return dataclasses.replace(config, prior_rounds=rounds)
 
 
 def clients_per_round(config: Config, federation: Federation) -> int:

@@ -9,7 +9,7 @@ import warnings
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,8 +58,8 @@ from pefll.runs.new_client import (
 from pefll.runs.other_data import encoded_federation, is_raw
 from pefll.runs.personal import PersonalModel, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
-from pefll.runs.progress import check_progress, restore
-from pefll.runs.record import GROUPS, RunFolder, last_round, rounds_of
+from pefll.runs.progress import check_progress, restore, restore_prior
+from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
 from pefll.tasks import Classification, Score, Task
 from pefll.tasks.names import allow_task, with_labels_of
 from pefll.training.client_models import (
@@ -72,6 +72,9 @@ from pefll.training.client_models import (
 )
 from pefll.training.evaluation import Evaluation, Measure, client_scores, split_number
 from pefll.training.summary import counting
+
+if TYPE_CHECKING:
+    from pefll.training.certificate import Certificate
 
 
 class ClientScore(NamedTuple):
@@ -158,6 +161,8 @@ class Run:
         summary: results, as in summary.json; empty if the run is not finished.
         federation: the data; None for a run loaded from its folder.
         history: evaluations during training, oldest first, as in history.jsonl.
+        prior: the method's state after the rounds that only `prior_clients` of the seen clients took part in; None
+            for a run without such rounds.
     """
 
     config: Config
@@ -168,6 +173,7 @@ class Run:
     summary: dict[str, Any]
     federation: Federation | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    prior: Tree | None = None
 
     def __repr__(self) -> str:
         return f"Run({self.config.method} on {self.config.data}, best of {self.summary.get('rounds', '?')} rounds)"
@@ -175,7 +181,7 @@ class Run:
     def with_settings(self, **settings: Any) -> Run:
         """Return this run with other hyper-parameters of personalisation, such as `refine_steps=10`.
 
-        Nothing is trained again; summary and history do not change.
+        Nothing is trained again; summary and history do not change, but a certificate is about other models and goes.
 
         Raises:
             PefllError: for a hyper-parameter that training has used already.
@@ -194,7 +200,9 @@ class Run:
         config = dataclasses.replace(self.config, settings=self.config.settings | typed)
         settings = with_networks(config.settings, given_networks(self.method))
         method = build_checked_method(config.method, self.method.problem, settings)
-        return dataclasses.replace(self, config=config, method=method)
+        same = all(getattr(method, name, value) == getattr(self.method, name, value) for name, value in typed.items())
+        summary = {name: value for name, value in self.summary.items() if same or name != CERTIFICATE}
+        return dataclasses.replace(self, config=config, method=method, summary=summary)
 
     def evaluate(self, split: str = "test", federation: Any = None, console: Console | None = None) -> Evaluation:
         """Return the metrics of all clients' personal models on one split of the clients' own samples.
@@ -232,6 +240,34 @@ class Run:
         measure = Measure.of(self.method, data)
         clients = [_client_result(measure, row, client, data) for client, row in enumerate(sums)]
         return measure.evaluation(sums, data.num_seen), clients
+
+    def certify(
+        self,
+        delta: float = 0.05,
+        share: float | None = None,
+        *,
+        width: float = 0.1,
+        federation: Any = None,
+        bounds: bool = True,
+        console: Console | None = None,
+    ) -> Certificate:
+        """Return what the run promises about new clients, with confidence 1 - delta for each statement.
+
+        The certificate is kept in `summary`, and personal models that are made afterwards carry its first line. Write
+        it into a run's folder with its `write`.
+
+        Args:
+            delta: the probability with which a statement fails, between 0 and 1.
+            share: the share of new clients in statements about quantiles. None for 0.9, or for none of these
+                statements if there are too few unseen clients.
+            width: the width of a client's own interval, for the least number of samples.
+            federation: other data to measure on, as in `evaluate`; None for the test figures in `summary`.
+            bounds: whether PAC-Bayes bounds are computed, too.
+            console: shows progress; None for silence.
+        """
+        from pefll.training.certificate import certify
+
+        return certify(self, delta, share, width, federation, bounds, console)
 
     def federation_from(
         self,
@@ -378,6 +414,7 @@ class Run:
             self._check_refining()
         check_labels(client, self.method, spec)
         one = federation_of_new_client(client.x, client.y, spec, self.method.problem.task)
+        spec = dataclasses.replace(spec, certificate=headline_of(self.summary))
         engine = SerialEngine(one, self.method, self.config.seed, 0, dtype_of(self.config.precision))
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
@@ -549,7 +586,8 @@ def load(
     except PefllError as error:  # personal models need no history
         note(str(error))
         history = []
-    return Run(config, learner, best, final, spec, summary, history=history)
+    prior = restore_prior(template, saved.tensors)
+    return Run(config, learner, best, final, spec, summary, history=history, prior=prior)
 
 
 def _method_of(config: Config, given: str | None, path: str | Path) -> str:

@@ -121,6 +121,7 @@ def summary_of(
         "rounds": progress.round,
         **({"stopped": {"by": run.stopped_by, "rounds": config.rounds}} if progress.round < config.rounds else {}),
         "clients_per_round": c,
+        **({"prior_clients": config.prior_clients} if config.prior_clients else {}),
         "local_steps": steps,
         "seed": config.seed,
         "engine": engine.name,

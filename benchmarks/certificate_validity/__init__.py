@@ -1,0 +1,1 @@
+"""Counts how often certificates fail in synthetic worlds, whose client environment is known."""

@@ -1,0 +1,215 @@
+"""The page, the model card and the figures of a certificate, from its JSON alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pefll.core.errors import PefllError
+from pefll.core.wording import counted
+from pefll.report.plots import FAINT, INK, LINES, UNSEEN, drawing
+from pefll.runs.record import figure_text, figures_in, metric_word
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Json = Mapping[str, Any]
+
+WIDTH = 80  # of the page, in characters
+_HELD_OUT = ("mean-", "share-")  # names of statements whose assumptions are those of the whole certificate
+_BINS = 20
+
+
+def print_certificate(certificate: Json, console: Console, title: str = "") -> None:
+    """Print the page: statements, what they assume, and least numbers.
+
+    Args:
+        certificate: as in the summary of a run.
+        console: where to print.
+        title: the run or file.
+    """
+    width = min(console.width, WIDTH)
+    _print_line(f"Certificate{f' of {title}' if title else ''}: {_about(certificate)}", console, width)
+    table = Table("statement", "bound", "measured", "in plain words", width=width, show_lines=True)
+    table.columns[0].width, table.columns[3].ratio = 20, 1
+    for column in table.columns[1:3]:
+        column.justify, column.no_wrap = "right", True
+    for row in certificate["statements"]:
+        bound = bound_text(row) + ("\nvacuous" if row["vacuous"] else "")
+        words = (row["title"], bound, share_text(row["measured"]), row["promise"])
+        table.add_row(*map(escape, words), style="dim" if row["vacuous"] else None)
+    console.print(table)
+    for heading, lines in (("Assumes", _assumptions(certificate)), ("Notes", certificate["notes"])):
+        if lines:
+            _print_line(heading, console, width)
+        for line in lines:
+            _print_line(f"- {line}", console, width)
+    if certificate["plan"]:
+        _print_line("Least numbers", console, width)
+    for row in certificate["plan"]:
+        _print_line(f"- {row['what']}: {row['least']:,}", console, width)
+
+
+def model_card(summary: Json, certificate: Json) -> str:
+    """Return a short Markdown model card: what was trained on what, test figures, guarantees, assumptions."""
+    run = certificate["run"]
+    lines = [
+        f"# {run.get('method', 'A model')} on {run.get('dataset', 'clients of a federation')}",
+        "",
+        "A personal model for each client, also for clients that training never saw.",
+        "",
+        f"- Method: {run.get('method', 'unknown')}, seed {run.get('seed')}, model {summary.get('model') or 'its own'}",
+        f"- Data: {run.get('dataset', 'unknown')}, partition {run.get('partition') or 'of its own'}, "
+        f"{counted(run.get('num_seen', 0), 'seen client')}, {counted(run.get('num_unseen', 0), 'unseen client')}",
+        f"- Training: {summary.get('rounds', '?')} rounds, best round {run.get('best_round', '?')}",
+    ]
+    if summary.get("command"):
+        lines.append(f"- Command: `{summary['command']}`")
+    if best := figures_in(summary).get("best"):
+        lines += ["", "## Test figures at the best round", ""]
+        for group, figures in best.items():
+            if figures:
+                texts = (f"{metric_word(name)} {figure_text(figures, name)}" for name in list(figures)[:4])
+                lines.append(f"- {group} clients: {', '.join(texts)}")
+    lines += ["", "## Guarantees for new clients", "", certificate_markdown(certificate), "## Assumptions", ""]
+    lines += [f"- {line}" for line in _assumptions(certificate)]
+    lines += ["", "## Notes", "", *(f"- {line}" for line in certificate["notes"]), ""]
+    return "\n".join(lines)
+
+
+def certificate_markdown(certificate: Json) -> str:
+    """Return the statements as a Markdown table."""
+    lines = ["| statement | bound | measured | confidence | promise |", "| --- | ---: | ---: | ---: | --- |"]
+    for row in certificate["statements"]:
+        measured, confidence = share_text(row["measured"]), f"{round(100 * row['confidence'], 6):g}%"
+        cells = (row["title"], bound_text(row), measured, confidence, row["promise"])
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def certificate_picture(certificate: Json, values: Sequence[float], out: Path) -> None:
+    """Draw the bounds beside the measured mean and the distribution of unseen clients.
+
+    Args:
+        certificate: as in the summary of a run.
+        values: the metric of each unseen client, between 0 and 1.
+        out: the file, .png, .pdf or .svg.
+    """
+    rows = [row for row in certificate["statements"] if row["lower"] and row["bound"] is not None]
+    metric = certificate["metric"]
+    with drawing(out, (8.4, 2.2 + 0.34 * len(rows))) as figure:
+        top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.5 + 0.34 * len(rows)))
+        top.hist(100 * np.asarray(values), bins=np.linspace(0, 100, _BINS + 1).tolist(), color=UNSEEN, alpha=0.55)
+        top.axvline(100 * float(np.mean(values)), color=INK, linewidth=1.4)
+        top.set_ylabel("unseen clients")
+        top.set_title(f"{metric.capitalize()} of {counted(len(values), 'unseen client')}, and what it promises")
+        _draw_bounds(below, rows)
+        confidence = f"{round(100 * (1 - certificate['delta']), 6):g}%"
+        below.set_xlabel(f"{metric}, % (dot: measured; bar: lower bound with confidence {confidence})")
+        below.set_xlim(0, 100)
+
+
+def bounds_over_training(rows: Sequence[Json], out: Path, title: str = "Bounds over training") -> None:
+    """Draw bounds against the true error of unseen clients over the rounds of training.
+
+    Bounds of 1 or more say nothing; a dashed line marks 1.
+
+    Args:
+        rows: one per round, `{"round": int, "unseen_error": float, "bounds": {name: float}}`.
+        out: the file, .png, .pdf or .svg.
+        title: the heading.
+    """
+    if not rows:
+        raise PefllError("there is no round with bounds to draw; evaluate the bounds at some rounds", code="PEFLL-G140")
+    ordered = sorted(rows, key=lambda row: int(row["round"]))
+    names = list(dict.fromkeys(name for row in ordered for name in row["bounds"]))
+    rounds = [row["round"] for row in ordered]
+    with drawing(out, (7.6, 4.2)) as figure:
+        axes = figure.subplots()
+        axes.grid(axis="y")
+        axes.plot(rounds, [_nan(row["unseen_error"]) for row in ordered], color=INK, linewidth=2, label="unseen error")
+        for place, name in enumerate(names):
+            heights = [_nan(row["bounds"].get(name)) for row in ordered]
+            axes.plot(rounds, heights, color=LINES[place % len(LINES)], marker="o", markersize=3, label=name)
+        known = [height for line in axes.get_lines() for height in np.asarray(line.get_ydata(), float)]
+        largest = max((height for height in known if math.isfinite(height)), default=1.0)
+        if largest > 1:
+            axes.axhline(1, color=FAINT, linestyle="--", linewidth=1)
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, 1.02)
+        axes.set_title(title)
+        axes.set_xlabel("round")
+        axes.set_ylabel("error")
+        figure.legend(loc="outside lower center", ncols=min(3, 1 + len(names)))
+
+
+def bound_text(row: Json) -> str:
+    """Return a statement's bound, such as `"≥ 84.1%"`, rounded to the safe side."""
+    bound, lower = row["bound"], row["lower"]
+    if bound is None:
+        return "—"
+    if not 0 <= bound <= 1:
+        return f"{'≥' if lower else '≤'} {bound:.3g}"
+    rounded = math.floor(1000 * bound + 1e-9) if lower else math.ceil(1000 * bound - 1e-9)
+    return f"{'≥' if lower else '≤'} {rounded / 10:.1f}%"
+
+
+def share_text(value: float | None) -> str:
+    """Return a share in per cent, and another number with three digits."""
+    if value is None:
+        return "—"
+    return f"{100 * value:.1f}%" if 0 <= value <= 1 else f"{value:.3g}"
+
+
+def _draw_bounds(axes: Axes, rows: Sequence[Json]) -> None:
+    heights = np.arange(len(rows))[::-1]
+    axes.grid(axis="x")
+    for height, row, colour in zip(heights, rows, (UNSEEN, *[FAINT] * len(rows)), strict=False):
+        axes.barh(height, 100 * max(0.0, row["bound"]), height=0.55, color=colour, alpha=0.85)
+        if row["measured"] is not None:
+            axes.plot(100 * row["measured"], height, "o", color=INK, markersize=4.5)
+    axes.set_yticks(heights, labels=[f"{row['title']} {bound_text(row)}" for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def _about(certificate: Json) -> str:
+    run = certificate["run"]
+    where = f"{run.get('method', 'a method')} on {run.get('dataset', 'other data')}"
+    partition = f" ({run['partition']})" if run.get("partition") else ""
+    seed = f", seed {run['seed']}" if "seed" in run else ""
+    return f"{where}{partition}{seed}; {counted(certificate['clients'], 'unseen client')}."
+
+
+def _assumptions(certificate: Json) -> list[str]:
+    """Return the assumptions of the certificate, and those of single statements from training."""
+    own: dict[str, list[str]] = {}
+    for row in certificate["statements"]:
+        if not row["name"].startswith(_HELD_OUT):
+            own.setdefault(row["assumes"], []).append(row["title"])
+    return [*certificate["assumptions"], *(f"{', '.join(titles)}: {text}" for text, titles in own.items())]
+
+
+def _print_line(text: str, console: Console, width: int) -> None:
+    """Print a paragraph, wrapped at the page's width, with further lines of a list indented."""
+    indent = "  " if text.startswith("- ") else ""
+    line = ""
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > width:
+            console.print(line, markup=False, highlight=False)
+            line = indent + word
+        else:
+            line = f"{line} {word}" if line else word
+    console.print(line, markup=False, highlight=False)
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,106 @@
+"""`Run.certify` and `PersonalModel.certify` in Python, and what their certificates hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import pefll
+from pefll.core.errors import PefllError
+from pefll.guarantees.held_out import mean_statements
+from pefll.models.spec import ModelSpec
+from pefll.runs.record import RunFolder
+from pefll.training.certificate import certify_summary
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return pefll.make_federation(pefll.load_samples("digits"), partition="by-class 3", clients=20, seed=0, unseen=0.5)
+
+
+@pytest.fixture(scope="module")
+def trained(federation, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificate") / "run"
+    method = pefll.PeFLL(local_steps=2)
+    return pefll.fit(federation, method, model="mlp", rounds=3, clients_per_round=3, out=folder, device="cpu"), folder
+
+
+def test_a_run_certifies_itself(trained, federation):
+    run, folder = trained
+    found = run.certify(delta=0.1, share=0.6)
+    values = [one.accuracy for one in run.evaluate_clients("test", federation) if not one.seen]
+    wanted = mean_statements(values, 0.1)
+    assert [found[one.name] for one in wanted] == wanted
+    assert found.clients == 10
+    assert run.summary["certificate"] == found.to_json()
+    model = run.personalize(federation.x[:20], federation.y[:20])
+    assert model.spec.certificate == found.headline
+    assert any(one.name.startswith("theorem") and not one.lower for one in found.statements)  # see test_meta_bounds.py
+    found.write(RunFolder(folder))
+    assert pefll.load(folder).summary["certificate"]["headline"] == found.headline
+    assert "certificate" not in run.with_settings(refine_steps=2).summary
+    assert run.with_settings(refine_steps=0).summary["certificate"] == found.to_json()
+
+
+def test_a_run_measures_what_its_summary_lacks(trained, federation):
+    run, _ = trained
+    summary = run.summary | {"client_counts": None}
+    bare = dataclasses.replace(run, summary=summary, federation=federation)
+    assert bare.certify(share=0.6).statements == run.certify(share=0.6).statements
+    same = run.certify(share=0.6, federation=federation)  # measured again
+    assert same.statements == run.certify(share=0.6).statements
+    with pytest.raises(PefllError, match="PEFLL-G121"):
+        certify_summary(summary, "the run")
+
+
+def test_lines_that_need_more_clients_are_left_out_unless_they_are_asked_for(trained):
+    run, _ = trained
+    found = run.certify(bounds=False)
+    assert [one.name for one in found.statements] == ["mean-betting", "mean-bernstein", "mean-hoeffding"]
+    assert any("needs 29 unseen clients, but there are 10" in note for note in found.notes)
+    with pytest.raises(PefllError, match="PEFLL-G110"):
+        run.certify(share=0.9)
+    with pytest.raises(PefllError, match="PEFLL-G103"):
+        run.certify(delta=0)
+    one = run.certify(share=0.73, bounds=False)
+    assert [statement.name for statement in one.statements][3:] == ["share-measured"]  # the true one needs 11
+    assert any("together with confidence 90%" in note for note in one.notes)
+
+
+def test_a_model_counts_its_own_samples(trained, federation):
+    model = trained[0].personalize(federation.x[:20], federation.y[:20])
+    x, y = federation.x[20:70], federation.y[20:70]
+    found = model.certify(x, y)
+    right = int((model.predict(x) == y).sum())
+    assert (found.terms["correct"], found.terms["samples"]) == (right, 50)
+    assert found.bound < found.measured == right / 50
+    with pytest.raises(PefllError, match="PEFLL-G131"):
+        model.certify(x, np.where(y == y[0], 10, y))
+    with pytest.raises(PefllError, match="PEFLL-M501"):
+        model.certify(x, y[:-1])
+    with pytest.raises(PefllError, match="PEFLL-G103"):
+        model.certify(x, y, delta=1.0)
+
+
+def test_a_regression_has_no_accuracy():
+    random = np.random.default_rng(0)
+    x, client = random.normal(size=(120, 3)), np.repeat(np.arange(6), 20)
+    federation = pefll.federation_from_arrays(x, x.sum(1), client, unseen=0.5)
+    run = pefll.fit(federation, pefll.PeFLL(local_steps=1), task=pefll.Regression(), rounds=1, device="cpu")
+    with pytest.raises(PefllError, match=r"rmse.*no largest value.*PEFLL-G124"):
+        run.certify()
+    with pytest.raises(PefllError, match=r"predicts numbers.*PEFLL-G130"):
+        run.personalize(x[:20], x[:20].sum(1)).certify(x, x.sum(1))
+
+
+def test_files_of_other_versions_stay_readable(trained, federation):
+    spec = trained[0].personalize(federation.x[:20], federation.y[:20]).spec
+    content = json.loads(json.dumps(dataclasses.replace(spec, certificate=None).to_json()))
+    assert "certificate" not in content  # so files without one are those of earlier versions
+    assert ModelSpec.from_json(content).certificate is None
+    assert ModelSpec.from_json(content | {"certificate": "text"}).certificate == "text"
+    with pytest.raises(ValueError, match="certificate makes no sense"):
+        ModelSpec.from_json(content | {"certificate": 3})
