@@ -294,7 +294,8 @@ def train(
             target = folder or _free(Path("runs") / name)
             configs = [dataclasses.replace(config, seed=number) for number in parse_seeds(seeds)]
             folders = [RunFolder(seed_folder(target, each.seed)) for each in configs]
-        if any(RunFolder(each).config_file.exists() for each in (target, *target.glob("seed-[0-9]*"))):
+        there = [RunFolder(each) for each in (target, *target.glob("seed-[0-9]*"))]
+        if any(each.config_file.exists() and not each.is_untrained() for each in there):
             raise PefllError(
                 f"{target} holds a run already: resume it with `pefll train --resume {target}`, or choose another "
                 "--out",

@@ -19,12 +19,15 @@ from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec) -> None:
     """Raise PefllError if a folder holds another run, or this run with other settings or another model.
 
-    A run without a folder (None) passes. `model_spec` is the spec of the run's model.
+    A run without a folder (None) passes. So does a run whose folder has neither a checkpoint nor an evaluation, because
+    nothing is lost there. `model_spec` is the spec of the run's model.
     """
     if folder is None:
         return
     if folder.config_file.is_file():
         started = Config.load(folder.config_file, folder.trained_with())
+        if folder.is_untrained():
+            return
         try:
             started.check_same(config)
         except PefllError as error:  # name the folder: the user may have given one of several seeds
@@ -42,8 +45,8 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
 
 
 def started_settings(folder: RunFolder | None) -> dict[str, Any] | None:
-    """Return the hyper-parameters that the run in a folder was started with; None if the folder holds no run."""
-    if folder is None or not folder.config_file.is_file():
+    """Return the hyper-parameters that the run in a folder was started with; None if the folder holds no such run."""
+    if folder is None or not folder.config_file.is_file() or folder.is_untrained():
         return None
     return Config.load(folder.config_file, folder.trained_with()).settings
 
@@ -87,8 +90,8 @@ class ClaimingRun(Protocol):
 def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Iterator[None]:
     """Lock the folders of runs inside the block, and write their settings there; PefllError as in `check_claim`.
 
-    All folders are locked before anything is written to one. `report` gets a sentence for each folder that an earlier
-    version wrote.
+    All folders are locked before anything is written to one. A new run that ends without a checkpoint and without an
+    evaluation leaves no folder behind. `report` gets a sentence for each folder that an earlier version wrote.
     """
     with_folder = [(run.folder, run.config, run.model_spec) for run in runs if run.folder is not None]
     for folder, _, _ in with_folder:
@@ -99,6 +102,10 @@ def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Itera
             stack.enter_context(folder.held())
         for folder, config, model_spec in with_folder:
             check_claim(folder, config, model_spec)
+            if not folder.config_file.is_file():
+                stack.callback(folder.forget_untrained)
+            if folder.is_untrained():
+                folder.columns_file.unlink(missing_ok=True)
             checkpoint.sweep(folder.checkpoints)
             run_id = folder.run_id()
             if not run_id:

@@ -170,6 +170,23 @@ class RunFolder:
                     lock.unlink()
                     self.path.rmdir()
 
+    def is_untrained(self) -> bool:
+        """Return whether it has no checkpoint, no evaluation and no result, so that nothing is lost with its run."""
+        results = (self.history_file, self.summary_file, self.earlier_summary_file, self.descriptors_file)
+        return not manifest.newest_first(self.checkpoints) and not any(map(os.path.lexists, results))
+
+    def forget_untrained(self) -> None:
+        """Remove the settings of a run that failed before its first checkpoint, if the folder holds nothing else."""
+        own = (self.config_file, self.columns_file)
+        if not self.is_untrained() or not self.path.is_dir():
+            return
+        with suppress(OSError):
+            self.checkpoints.rmdir()
+        with suppress(OSError):
+            if {each.name for each in self.path.iterdir()} <= {LOCK, *(each.name for each in own)}:
+                for each in own:
+                    each.unlink(missing_ok=True)
+
     def run_id(self) -> str:
         """Return the run's ID, which its files carry; empty for a run of an earlier version, or without a run."""
         with suppress(OSError, ValueError):
