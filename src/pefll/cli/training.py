@@ -70,7 +70,8 @@ def train(
         str | None,
         typer.Option(
             help="What labels are: classification, regression, multilabel, or your.module:Class. Settings follow, as "
-            "in 'regression loss_name=huber' or 'classification own_loss=your.module:function'. [default: what fits the labels]"
+            "in 'regression loss_name=huber' or 'classification own_loss=your.module:function'. "
+            "[default: what fits the labels]"
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
