@@ -111,7 +111,7 @@ def test_a_metric_that_reads_a_value_is_refused_before_training():
 @pytest.mark.parametrize("kind", [pefll.Classification, pefll.Regression])
 def test_a_metric_that_returns_a_mean_is_named(kind):
     metric = pefll.Metric("mistakes", lambda output, y: (output.sum() - y.sum()).abs())
-    with pytest.raises(PefllError, match="metric 'mistakes' returned .*one number per sample.*PEFLL-S640"):
+    with pytest.raises(PefllError, match=r"metric 'mistakes' returned .*one number per sample.*PEFLL-S640"):
         pefll.fit(ragged(), "fedavg", task=kind(extra=[metric]), **QUICK)
 
 
@@ -119,11 +119,11 @@ def test_errors_name_the_function_of_a_loss():
     def too_short(scores, y):
         return torch.nn.functional.cross_entropy(scores, y)
 
-    with pytest.raises(PefllError, match="own_loss too_short of the task Classification returned .*PEFLL-S523"):
+    with pytest.raises(PefllError, match=r"own_loss too_short of the task Classification returned .*PEFLL-S523"):
         pefll.fit(ragged(), "fedavg", task=pefll.Classification(own_loss=too_short), **QUICK)
 
 
 def test_classes_with_names_are_no_numbers():
     digits = pefll.make_federation(pefll.load_samples("digits"), partition="by-class 3", clients=20)
-    with pytest.raises(PefllError, match="classes with names are no numbers.*in data of your own.*PEFLL-S500"):
+    with pytest.raises(PefllError, match=r"classes with names are no numbers.*in data of your own.*PEFLL-S500"):
         pefll.fit(digits, "fedavg", task=pefll.Regression(), **QUICK)
