@@ -24,6 +24,7 @@ from pefll.runs import checkpoint, saver
 from pefll.runs.checksums import new_run
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
+from pefll.training.callbacks import Callback
 from pefll.training.fitting import fit, fit_seeds
 from pefll.training.run import load
 from tests.federations import flat, ragged
@@ -258,6 +259,18 @@ def test_a_folder_without_rounds_takes_other_settings_and_other_data(tmp_path):
     run = fit(ragged(), "pefll", seed=3, rounds=2, out=tmp_path, **QUICK)
     assert (run.summary["seed"], run.summary["rounds"]) == (3, 2)
     assert load(tmp_path).config.settings == run.config.settings
+
+
+def test_a_folder_whose_only_checkpoint_is_of_round_zero_takes_other_settings(tmp_path):
+    class Fails(Callback):
+        def on_start(self, run):
+            raise RuntimeError("at the start")
+
+    with pytest.raises(PefllError, match="at the start"):
+        fit(ragged(), "fedavg", rounds=2, out=tmp_path, callbacks=[Fails()], **QUICK)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round-00000000"]
+    run = fit(ragged(), "pefll", rounds=2, out=tmp_path, **QUICK)
+    assert flat(load(tmp_path).final).equal(flat(run.final))
 
 
 def test_a_module_of_another_size_is_told_so(tmp_path):

@@ -65,11 +65,12 @@ def is_allowed(reference: str) -> bool:
 
 def check_allowed(references: Sequence[str], what: str, advice: str) -> None:
     """Raise PefllError if the user did not name some of this code; `advice` is the argument that names all of it."""
-    if strange := [each for each in dict.fromkeys(references) if not is_allowed(each)]:
-        codes = " ".join(f"--code {shlex.quote(each)}" for each in strange)
+    references = list(dict.fromkeys(references))
+    if strange := [each for each in references if not is_allowed(each)]:
+        codes = " ".join(f"--code {shlex.quote(each)}" for each in references)
         raise PefllError(
             f"a file or a server names the code {first_few(map(repr, strange))} as {what}; it runs only if you name it "
-            f"yourself: pass {advice} (for a client {codes}), or set {CODE}={','.join(strange)} in the environment",
+            f"yourself: pass {advice} (for a client {codes}), or set {CODE}={','.join(references)} in the environment",
             code="PEFLL-M001",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -19,22 +20,15 @@ from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec) -> None:
     """Raise PefllError if a folder holds another run, or this run with other settings or another model.
 
-    A run without a folder (None) passes. So does a run whose folder has neither a checkpoint nor an evaluation, because
-    nothing is lost there. `model_spec` is the spec of the run's model.
+    A run without a folder (None) passes. So does a run whose folder has no round in a checkpoint and no evaluation,
+    because nothing is lost there. `model_spec` is the spec of the run's model.
     """
     if folder is None:
         return
     if folder.config_file.is_file():
         started = Config.load(folder.config_file, folder.trained_with())
-        if folder.is_untrained():
-            return
-        try:
-            started.check_same(config)
-        except PefllError as error:  # name the folder: the user may have given one of several seeds
-            raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
-        newest = manifest.newest(folder.checkpoints, folder.run_id())
-        if newest:
-            check_same_model(spec_of_checkpoint(newest.metadata, folder.path), model_spec, str(folder.path))
+        if not folder.is_untrained():
+            _check_same(folder, started, config, model_spec)
     elif folder.path.exists() and (
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
@@ -42,6 +36,26 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
         raise PefllError(
             f"{folder.path} exists and is not a run folder; choose another {argument('out')}", code="PEFLL-T109"
         )
+
+
+def _check_same(folder: RunFolder, started: Config, config: Config, model_spec: ModelSpec) -> None:
+    """Raise PefllError if a folder's run was started with other settings than `config`, or with another model."""
+    try:
+        started.check_same(config)
+    except PefllError as error:  # name the folder: the user may have given one of several seeds
+        raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
+    newest = manifest.newest(folder.checkpoints, folder.run_id())
+    if newest:
+        check_same_model(spec_of_checkpoint(newest.metadata, folder.path), model_spec, str(folder.path))
+
+
+def _drop_untrained(folder: RunFolder, config: Config, model_spec: ModelSpec) -> None:
+    """Remove the files of a run without rounds, if it had other settings or another model."""
+    try:
+        _check_same(folder, Config.load(folder.config_file, folder.trained_with()), config, model_spec)
+    except PefllError:
+        folder.columns_file.unlink(missing_ok=True)
+        shutil.rmtree(manifest.folder_of(folder.checkpoints, 0), ignore_errors=True)
 
 
 def started_settings(folder: RunFolder | None) -> dict[str, Any] | None:
@@ -104,8 +118,8 @@ def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Itera
             check_claim(folder, config, model_spec)
             if not folder.config_file.is_file():
                 stack.callback(folder.forget_untrained)
-            if folder.is_untrained():
-                folder.columns_file.unlink(missing_ok=True)
+            elif folder.is_untrained():
+                _drop_untrained(folder, config, model_spec)
             checkpoint.sweep(folder.checkpoints)
             run_id = folder.run_id()
             if not run_id:

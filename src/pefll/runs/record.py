@@ -171,9 +171,11 @@ class RunFolder:
                     self.path.rmdir()
 
     def is_untrained(self) -> bool:
-        """Return whether it has no checkpoint, no evaluation and no result, so that nothing is lost with its run."""
+        """Return whether it has no round in a checkpoint, no evaluation and no result: nothing is lost with its run."""
         results = (self.history_file, self.summary_file, self.earlier_summary_file, self.descriptors_file)
-        return not manifest.newest_first(self.checkpoints) and not any(map(os.path.lexists, results))
+        begun = manifest.folder_of(self.checkpoints, 0)
+        saved = any(path != begun for path in manifest.newest_first(self.checkpoints))
+        return not saved and not any(map(os.path.lexists, results))
 
     def forget_untrained(self) -> None:
         """Remove the settings of a run that failed before its first checkpoint, if the folder holds nothing else."""
