@@ -30,7 +30,8 @@ from pefll.report.plots import (
     descriptor_map,
     federation_picture,
 )
-from pefll.report.runs import group_runs, read_runs
+from pefll.report.runs import group_runs, read_run, read_runs
+from pefll.report.text import run_plot
 from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, row, write_descriptors
@@ -60,6 +61,17 @@ def test_curves_have_a_colour_per_group_and_a_band_over_seeds(make_run: MakeRun,
     curves([*one, make_run("a1", seed=1, seen=0.7, unseen=0.5)], out)
     assert pixels(out, LINES[0], alpha=0.14) > 3000, "the band"
     assert pixels(out, LINES[2]) == 0, "a second seed is no second line"
+
+
+def test_curves_say_so_where_unseen_clients_have_no_line(make_run: MakeRun, tmp_path: Path) -> None:
+    out, sentence = tmp_path / "curves.svg", "have no curve, because they were not evaluated during training."
+    both = make_run("both")
+    curves([both], out)
+    assert sentence not in out.read_text()
+    alone = make_run("alone", method="ditto", unseen=None, num_unseen=10)
+    curves([both, alone], out)
+    assert f"Unseen clients of alone {sentence}" in out.read_text()
+    assert f"Unseen clients {sentence}" in run_plot(read_run(alone)).plain
 
 
 def test_curves_of_different_data_say_so(make_run: MakeRun, tmp_path: Path) -> None:

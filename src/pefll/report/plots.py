@@ -21,7 +21,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs, same_metric
+from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, note_of_unseen, read_runs, same_metric
 from pefll.report.table import metric_words
 from pefll.runs.record import ERRORS, GROUPS, RunFolder
 
@@ -76,7 +76,8 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     """Draw validation accuracy, or another task's metric, over rounds and over megabytes sent.
 
     Lines are solid for seen clients and dashed for unseen clients. Several seeds are drawn as their mean, with a band
-    of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data.
+    of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data,
+    and says whose unseen clients have no line.
     Runs without an evaluation are ignored.
     """
     runs = [run for run in read_runs(folders) if run.history]
@@ -108,10 +109,12 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
         if communicates:
             _megabyte_axis(panels[1], [curve.megabytes[-1] for curve in found])
         _line_legend(figure, found)
+        notes = [note] if (note := note_of_unseen(runs)) else []
         if data := different_data(runs):
             # The warning is printed too, but some readers only see the picture.
-            warning = f"These runs have different data and cannot be compared: {'; '.join(data)}"
-            text = shorten(warning, MOST_LETTERS, placeholder=" …")
+            notes.append(f"These runs have different data and cannot be compared: {'; '.join(data)}")
+        if notes:
+            text = "\n".join(shorten(note, MOST_LETTERS, placeholder=" …") for note in notes)
             figure.suptitle(text, x=0.01, ha="left", fontsize=9.5, color=INK)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import counted
+from pefll.core.wording import counted, first_few
 from pefll.runs.config import MAY_CHANGE, OF_TABLES, Config, read_settings
 from pefll.runs.record import ERRORS, GROUPS, RunFolder, figures_in, is_share
 
@@ -331,6 +331,21 @@ def names_of(runs: Sequence[StoredRun]) -> list[str]:
     paths = [run.folder.path.resolve() for run in runs]
     common = Path(os.path.commonpath([path.parent for path in paths]))
     return [path.relative_to(common).as_posix() for path in paths]
+
+
+def note_of_unseen(runs: Sequence[StoredRun]) -> str:
+    """Return a sentence about runs with unseen clients that have no curve; "" if there are none."""
+    drawn = [run for run in runs if run.history]
+    lacking = [np.isnan(run.validation("unseen", run.metric)).all() and _has_unseen(run) for run in drawn]
+    if not any(lacking):
+        return ""
+    names = [name for name, lacks in zip(names_of(drawn), lacking, strict=True) if lacks]
+    who = "" if all(lacking) else f" of {first_few(names)}"
+    return f"Unseen clients{who} have no curve, because they were not evaluated during training."
+
+
+def _has_unseen(run: StoredRun) -> bool:
+    return bool(number(run.config.get("unseen") if run.summary is None else run.summary.get("num_unseen")))
 
 
 def differences_of(runs: Sequence[StoredRun]) -> list[str]:

@@ -9,7 +9,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Array, StoredRun, labels_of, names_of
+from pefll.report.runs import Array, StoredRun, labels_of, names_of, note_of_unseen
 from pefll.report.table import metric_text, metric_words
 from pefll.runs.record import GROUPS
 
@@ -87,7 +87,8 @@ def run_plot(run: StoredRun, width: int = 64, height: int = 9) -> Text:
     for group, values in curves.items():
         title.append(f"{group} {metric_text(float(values[~np.isnan(values)][-1]), share)}  ", style=_COLOURS[group])
     plot = braille_plot({group: (run.rounds, values) for group, values in curves.items()}, width, height, share)
-    return Text("\n").join([title, plot])
+    note = note_of_unseen([run])
+    return Text("\n").join([title, plot, *([Text(note, style="dim")] if note else [])])
 
 
 def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
@@ -115,7 +116,7 @@ def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
     what = metric_words(runs[0]) if runs else "accuracy in %"
     ends = f"from {metric_text(low, share)} (▁) to {metric_text(high, share)} (█)"
     title = Text(f"Validation {what}, {ends}", style="italic")
-    return Lines(title, table)
+    return Lines(title, table, *([Text(note, style="dim")] if (note := note_of_unseen(runs)) else []))
 
 
 def _validation_curves(run: StoredRun) -> dict[str, Array]:

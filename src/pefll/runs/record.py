@@ -171,6 +171,25 @@ class RunFolder:
                     lock.unlink()
                     self.path.rmdir()
 
+    def is_untrained(self) -> bool:
+        """Return whether it has no round in a checkpoint, no evaluation and no result: nothing is lost with its run."""
+        results = (self.history_file, self.summary_file, self.earlier_summary_file, self.descriptors_file)
+        begun = manifest.folder_of(self.checkpoints, 0)
+        saved = any(path != begun for path in manifest.newest_first(self.checkpoints))
+        return not saved and not any(map(os.path.lexists, results))
+
+    def forget_untrained(self) -> None:
+        """Remove the settings of a run that failed before its first checkpoint, if the folder holds nothing else."""
+        own = (self.config_file, self.columns_file)
+        if not self.is_untrained() or not self.path.is_dir():
+            return
+        with suppress(OSError):
+            self.checkpoints.rmdir()
+        with suppress(OSError):
+            if {each.name for each in self.path.iterdir()} <= {LOCK, *(each.name for each in own)}:
+                for each in own:
+                    each.unlink(missing_ok=True)
+
     def run_id(self) -> str:
         """Return the run's ID, which its files carry; empty for a run of an earlier version, or without a run."""
         with suppress(OSError, ValueError):

@@ -73,6 +73,8 @@ def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
     name = type(task).__name__
     try:
         found = _measured(task, y[:0].cpu(), classes, torch.float32)
+    except PefllError:
+        raise
     except Exception as error:  # a user's code may raise anything
         raise PefllError(
             f"measure of the task {name}, or a metric, failed for a sample: {fault(error) or first_line(error)}",

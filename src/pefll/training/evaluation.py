@@ -243,6 +243,17 @@ class Evaluator:
         return self._measure.evaluation(_weighted(self._engine, self._clients, sums, chooses=True), self._num_seen)
 
 
+def why_not_evaluated(method: Method[Any], federation: Federation, group: str) -> str:
+    """Return why a group of clients, seen or unseen, is not evaluated during training; "" if it is evaluated."""
+    unseen, seen = group == "unseen", federation.num_seen
+    counts = federation.count[VALIDATION, seen:] if unseen else federation.count[VALIDATION, :seen]
+    if not len(counts):
+        return "there are none"
+    if unseen and method.trains_new_clients:
+        return "this method trains new clients before they have a model"
+    return "" if bool(counts.any()) else "none of them has validation samples"
+
+
 def _groups(engine: Engine, share: float) -> tuple[Ids, Ids]:
     """Return a share of the seen and of the unseen clients: evenly spaced, and at least 20 of each, or all."""
     groups = []
