@@ -364,5 +364,5 @@ def test_without_matplotlib_there_is_one_sentence(
         lambda: descriptor_map(folder, tmp_path / "a.png"),
         lambda: federation_picture(np.ones((2, 2)), 1, tmp_path / "a.png"),
     ):
-        with pytest.raises(PefllError, match=r"pip install 'pefll\[plot\]' \[PEFLL-O008\]$"):
+        with pytest.raises(PefllError, match=r"pip install matplotlib \[PEFLL-O008\]$"):
             draw()

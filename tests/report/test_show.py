@@ -87,7 +87,7 @@ def test_without_matplotlib_the_tables_are_still_there(
     assert show([make_run(descriptors=True).path], None, console) == []
     text = console.export_text()
     assert "80.0 / 70.0" in text
-    assert text.count("drawing needs matplotlib: pip install 'pefll[plot]'") == 1
+    assert text.count("drawing needs matplotlib: pip install matplotlib") == 1
 
 
 def test_what_is_no_run_is_refused_before_anything_is_printed(

@@ -176,7 +176,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PefllError("drawing needs matplotlib: pip install 'pefll[plot]'", code="PEFLL-O008") from error
+        raise PefllError("drawing needs matplotlib: pip install matplotlib", code="PEFLL-O008") from error
     # Only installed fonts, because matplotlib warns about each missing font.
     wanted = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans")
     installed = set(font_manager.get_font_names())

@@ -92,7 +92,7 @@ def _print_curves(runs: list[StoredRun], console: Console) -> None:
 
 def _draw(runs: list[StoredRun], out: Path, console: Console, formats: Sequence[str]) -> list[Path]:
     if find_spec("matplotlib") is None:
-        console.print("No pictures: drawing needs matplotlib: pip install 'pefll\\[plot]'", highlight=False)
+        console.print("No pictures: drawing needs matplotlib: pip install matplotlib", highlight=False)
         return []
     drawings: list[tuple[str, Callable[[Path], None]]] = []
     if any(run.history for run in runs):
