@@ -139,10 +139,20 @@ def test_descriptor_map_shows_classes_seen_and_unseen(make_run: MakeRun, tmp_pat
     for k in range(5):
         drawn = pixels(out, CLASSES[k]) + pixels(out, CLASSES[k], alpha=0.85)
         assert (drawn > 60) == bool((main == k).any())
-    with_frames = pixels(out, "#000000")
-    write_descriptors(folder, unseen=0)
-    descriptor_map(folder, out)
-    assert pixels(out, "#000000") < with_frames / 2, "unseen clients have black edges"
+
+
+def test_an_unseen_client_hides_no_seen_one(make_run: MakeRun, tmp_path: Path) -> None:
+    """A class in the legend had no visible point: a larger mark of an unseen client was on top of it."""
+    folder, out, drawn = make_run(), tmp_path / "map.png", []
+    histograms = np.array([[9, 0, 0], [9, 0, 0], [0, 9, 0], [0, 0, 9], [0, 9, 0]])
+    places = np.array([[0.0, 0.0], [1.0, 0.2], [0.0, 0.9], [0.6, 0.6], [0.6, 0.6]])
+    for unseen in (0, 1):
+        seen = np.arange(5) < 5 - unseen
+        np.savez(folder.descriptors_file, descriptors=places, histograms=histograms, seen=seen)
+        descriptor_map(folder, out)
+        drawn.append([pixels(out, CLASSES[k], alpha=0.85) for k in range(3)])
+    assert drawn[1][2] > 60, "the seen client is visible within the mark of an unseen one"
+    assert drawn[1][2] >= drawn[0][2], "more than below another seen client"
 
 
 def test_descriptor_map_names_classes(make_run: MakeRun, tmp_path: Path) -> None:

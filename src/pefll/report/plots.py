@@ -382,21 +382,26 @@ def _draw_plane(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> None:
 
 
 def _draw_marks(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> list[Any]:
-    """Draw a mark for each client, with an edge for unseen ones; return the entries of a legend."""
+    """Draw a filled mark for each seen client, and a hollow one for each unseen client; return a legend's entries.
+
+    Hollow marks are drawn last and are larger, so that a seen client of the same place is visible within.
+    """
     from matplotlib.lines import Line2D
 
     size = float(np.clip(9000 / len(plane), 9, 46))
-    plain: dict[str, Any] = {"s": size, "alpha": 0.85, "linewidths": 0}
-    framed: dict[str, Any] = {"s": 1.8 * size + 20, "edgecolors": "black", "linewidths": 1.1}
     entries = []
-    for name, group, look in (("seen client", seen, plain), ("unseen client", ~seen, framed)):
+    for name, group, hollow in (("seen client", seen, False), ("unseen client", ~seen, True)):
         if not group.any():
             continue
-        for k in range(len(kinds.names)):
+        for k, colour in enumerate(kinds.colours):
             x, y = plane[group & (kinds.of_client == k)].T
-            axes.scatter(x, y, color=kinds.colours[k], marker=kinds.markers[k], **look)
-        edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
-        entries.append(Line2D([], [], color=FAINT, ls="", marker="o", ms=6 if look is plain else 8, label=name, **edge))
+            if hollow:
+                look: dict[str, Any] = {"s": 1.8 * size + 20, "facecolors": "none", "edgecolors": colour}
+                axes.scatter(x, y, marker=kinds.markers[k], linewidths=1.5, **look)
+            else:
+                axes.scatter(x, y, marker=kinds.markers[k], s=size, color=colour, alpha=0.85, linewidths=0)
+        edge: dict[str, Any] = {"mfc": "none", "mew": 1.5, "ms": 8} if hollow else {"mew": 0, "ms": 6}
+        entries.append(Line2D([], [], color=FAINT, ls="", marker="o", label=name, **edge))
     return entries
 
 
