@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from pefll.core.errors import PefllError
+from pefll.report.groups import group_runs
 from pefll.report.plots import (
     CLASSES,
     LINES,
@@ -30,7 +31,7 @@ from pefll.report.plots import (
     descriptor_map,
     federation_picture,
 )
-from pefll.report.runs import group_runs, read_runs
+from pefll.report.runs import read_runs
 from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, row, write_descriptors

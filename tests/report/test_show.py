@@ -18,7 +18,7 @@ def test_one_run(make_run: MakeRun, console: Console) -> None:
     assert written == [folder.path / "curves.png", folder.path / "descriptors.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
     text = console.export_text()
-    for expected in ("Test accuracy", "80.0 / 70.0", "Data and cost", "Validation accuracy", "└───"):
+    for expected in ("Test accuracy", "80.0 / 70.0", "Cost, on CIFAR-10, by-class 2", "Validation accuracy", "└───"):
         assert expected in text
     assert "standard deviation" not in text
     for path in written:

@@ -21,9 +21,10 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs, same_metric
+from pefll.report.groups import SeedGroup, group_runs
+from pefll.report.runs import StoredRun, different_data, in_per_cent, read_runs, same_metric
 from pefll.report.table import metric_words
-from pefll.runs.record import ERRORS, GROUPS, RunFolder
+from pefll.runs.record import GROUPS, RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,13 +87,14 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
             f"these runs have different metrics ({', '.join(metrics)}); draw the runs of each task alone",
             code="PEFLL-O500",
         )
-    found = [curve for group in group_runs(runs) if len((curve := _curve(group)).rounds)]
+    share = in_per_cent(runs)
+    found = [curve for group in group_runs(runs) if len((curve := _curve(group, share)).rounds)]
     if not found:
         raise PefllError(
             "no run has an evaluation on validation samples; train for more rounds, or choose other runs",
             code="PEFLL-O006",
         )
-    name, _, unit = metric_words(runs[0]).partition(" in ")
+    name, _, unit = metric_words(runs).partition(" in ")
     with drawing(out, (10.5, 4.1)) as figure:
         communicates = any(curve.megabytes[-1] > 0 for curve in found)
         panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
@@ -210,7 +212,7 @@ class _Curve:
     per_cent: bool = True
 
 
-def _curve(group: SeedGroup) -> _Curve:
+def _curve(group: SeedGroup, share: bool = True) -> _Curve:
     # An unfinished seed would shorten the curves of the others.
     runs = [run for run in group.runs if run.finished] or group.runs
     rounds = runs[0].rounds
@@ -221,7 +223,7 @@ def _curve(group: SeedGroup) -> _Curve:
         return values[np.isin(run.rounds, rounds)]
 
     values = {who: np.array([at_rounds(run, run.validation(who, run.metric)) for run in runs]) for who in GROUPS}
-    share, smaller = runs[0].in_per_cent, runs[0].metric in ERRORS
+    smaller = any(run.has_error(run.metric) for run in runs)
     values = {who: 100 * table if share else table for who, table in values.items() if not np.isnan(table).all()}
     if not values:
         rounds = rounds[:0]

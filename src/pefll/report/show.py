@@ -15,8 +15,9 @@ from pefll.core.errors import unknown
 from pefll.core.progress import say
 from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
+from pefll.report.groups import names_of
 from pefll.report.plots import FORMATS, curves, descriptor_map
-from pefll.report.runs import StoredRun, different_data, names_of, read_runs, same_metric
+from pefll.report.runs import StoredRun, different_data, read_runs, same_metric
 from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder, metric_word
