@@ -113,6 +113,18 @@ def test_curves_of_one_evaluation_of_silent_runs_and_of_many_runs(make_run: Make
     assert all(pixels(out, colour) > 500 for colour in LINES)
 
 
+def test_long_names_are_in_the_legend(make_run: MakeRun, tmp_path: Path) -> None:
+    """Beside the ends of their lines they were on top of each other, and left no place for the curves."""
+    folders = [make_run(f"{k}", settings={"local_steps": k, "client_lr": k / 10}, seen=0.8 + k / 1e4) for k in (1, 2)]
+    curves(folders, tmp_path / "long.svg")
+    curves([make_run("a"), make_run("b", method="fedavg")], tmp_path / "short.svg")
+    long, short = ((tmp_path / f"{name}.svg").read_text() for name in ("long", "short"))
+    legend = long.index('id="legend_1"')
+    assert all(long.index(f"pefll client_lr {k / 10}, local_steps {k}") > legend for k in (1, 2))
+    assert "<!-- seen clients -->" in short
+    assert "<!-- fedavg -->" not in short, "beside its line, where text is an outline"
+
+
 def test_nothing_to_draw_is_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:
     empty = make_run("empty", evaluations=0)
     unmeasured = make_run("unmeasured", evaluations=0)

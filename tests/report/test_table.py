@@ -47,6 +47,7 @@ def test_names_are_folded_at_spaces(make_run: MakeRun, console: Console) -> None
     task = {"task": "classification own_loss=mine:focal_of_a_very_long_name"}
     folders = [make_run("a", method="fedavg"), make_run("b", method="fedavg", asked=task, settings={"local_steps": 7})]
     assert fold("fedavg classification, local_steps 7", 16) == ["fedavg", "classification,", "local_steps 7"]
+    assert fold("pefll rounds 300, clients 40, lr 1", 25) == ["pefll rounds 300,", "clients 40, lr 1"]
     assert fold("own_loss=mine:focal", 14) == ["own_loss=mine:", "focal"]
     assert fold("a" * 9, 4) == ["aaaa", "aaaa", "a"]
     assert fold("", 4) == [""]

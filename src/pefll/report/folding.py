@@ -32,9 +32,11 @@ class Folded:
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most `width` characters."""
+    """Return a text as lines of at most `width` characters; a part between commas stays together if it fits."""
+    parts = [f"{part}," for part in text.split(", ")]
+    parts[-1] = parts[-1][:-1]
     lines: list[str] = []
-    for word in text.split():
+    for word in (word for part in parts for word in ([part] if len(part) <= width else part.split()) if word):
         if lines and len(lines[-1]) + 1 + len(word) <= width:
             lines[-1] += f" {word}"
             continue

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,7 @@ MOST_MARKS = 1_500  # clients with a mark of their own; more of them overlap
 CELLS = 44  # hexagons across a picture
 SKEW = 20  # an axis is logarithmic if its largest value is so many times its smallest
 MOST_LETTERS = 160  # in one line across the picture
+MOST_BESIDE = 24  # letters of a name beside the end of its line; names that are longer, or lists, are in the legend
 _STYLES: dict[str, Any] = {"seen": "-", "unseen": (0, (3.2, 1.8))}  # line styles
 
 _STYLE: dict[str, Any] = {
@@ -95,7 +96,8 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
             code="PEFLL-O006",
         )
     name, _, unit = metric_words(runs).partition(" in ")
-    with drawing(out, (10.5, 4.1)) as figure:
+    beside = all(len(curve.label) <= MOST_BESIDE and ", " not in curve.label for curve in found)
+    with drawing(out, (10.5, 4.1 if beside else 4.1 + 0.21 * (len(found) + 2))) as figure:
         communicates = any(curve.megabytes[-1] > 0 for curve in found)
         panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
@@ -106,10 +108,11 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
             axes.set_xlim(left=0)
         panels[0].set_xlabel("round")
         panels[0].set_ylabel(f"validation {name}{unit and ', ' + unit}")
-        _label_ends(panels[0], found)
+        if beside:
+            _label_ends(panels[0], found)
         if communicates:
             _megabyte_axis(panels[1], [curve.megabytes[-1] for curve in found])
-        _line_legend(figure, found)
+        _line_legend(figure, found, names=not beside)
         if data := different_data(runs):
             # The warning is printed too, but some readers only see the picture.
             warning = f"These runs have different data and cannot be compared: {'; '.join(data)}"
@@ -274,7 +277,7 @@ def _label_ends(axes: Axes, found: Sequence[_Curve]) -> None:
     for place, curve, colour in zip(places, found, itertools.cycle(LINES), strict=False):
         unfinished = curve.rounds[-1] < 0.95 * last_round
         axes.annotate(
-            curve.label.replace(", ", "\n"),
+            curve.label,
             (curve.rounds[-1], place),
             xytext=(6, -9 if unfinished else 0),  # lower, so that the label does not hide longer curves
             textcoords="offset points",
@@ -321,7 +324,8 @@ def _megabyte_axis(axes: Axes, totals: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda mb, _: f"{mb / 1000 if giga else mb:,g}"))
 
 
-def _line_legend(figure: Figure, found: Sequence[_Curve]) -> None:
+def _line_legend(figure: Figure, found: Sequence[_Curve], names: bool) -> None:
+    """Draw the legend below the panels; with `names`, it also has the names of the curves."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -333,7 +337,11 @@ def _line_legend(figure: Figure, found: Sequence[_Curve]) -> None:
         entries.append(Line2D([], [], color=FAINT, marker="o", linestyle="", mec="white", label="best round"))
     if any(curve.std is not None for curve in found):
         entries.append(Patch(color=FAINT, alpha=0.25, linewidth=0, label="± 1 standard deviation"))
-    figure.legend(handles=entries, loc="outside lower left", ncols=len(entries), labelcolor=INK)
+    if names:
+        colours = zip(found, itertools.cycle(LINES), strict=False)
+        labels = [(fill(curve.label, MOST_LETTERS), colour) for curve, colour in colours]
+        entries[:0] = [Line2D([], [], color=colour, linewidth=1.8, label=label) for label, colour in labels]
+    figure.legend(handles=entries, loc="outside lower left", ncols=1 if names else len(entries), labelcolor=INK)
 
 
 @dataclass(frozen=True, eq=False)
