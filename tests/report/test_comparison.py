@@ -152,6 +152,7 @@ def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> Non
     ]
     assert [row.runs.label for row in found.rows] == ["pefll", "fedavg"]  # each is alone in its table
     assert not any(table.rows[0].cells[table.columns[0]].best for table in found.tables), "there is no choice"
+    assert "bold" not in found.note
     assert re.findall(r"\*\*(Test .*)\*\*", found.markdown()) == ["Test rmse", "Test accuracy in %"]
     latex = found.latex()
     assert (latex.count(r"\begin{table}"), latex.count(r"\usepackage")) == (2, 1)

@@ -132,8 +132,10 @@ class ComparisonTable:
     @property
     def note(self) -> str:
         """What the figures and marks mean, in sentences."""
-        sentences = [f"{self.title} at the best round, mean ± standard deviation over n seeds; bold: the best."]
-        if any(cell.is_worse for row in self.rows for cell in row.cells.values()):
+        cells = [cell for row in self.rows for cell in row.cells.values()]
+        bold = "; bold: the best" if any(cell.best for cell in cells) else ""
+        sentences = [f"{self.title} at the best round, mean ± standard deviation over n seeds{bold}."]
+        if any(cell.is_worse for cell in cells):
             sentences.append(
                 f"*: behind the best by a paired bootstrap over clients, p < {SURE}, without a correction for several "
                 "comparisons."
