@@ -188,8 +188,8 @@ def train(
     log: Annotated[
         str | None,
         typer.Option(
-            help="Loggers, with commas between them: tensorboard, trackio, wandb. Each needs its package, such as "
-            "pefll[trackio]."
+            help="Loggers, with commas between them: tensorboard, trackio, wandb. Each needs its package: "
+            "`pip install trackio`."
         ),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as `--log tensorboard`.")] = False,

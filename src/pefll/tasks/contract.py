@@ -121,6 +121,11 @@ class BaseTask:
         """The names of the metrics that are better when smaller."""
         return ("loss", *(each.name for each in self.measured if each.smaller_is_better))
 
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The names of the user's metrics that are shares, which are shown in per cent."""
+        return tuple(each.name for each in self.measured if each.is_share)
+
     def bind(self, data: Federation) -> Self:
         """Return the task for a federation; PefllError if its labels do not fit."""
         self.check(data)

@@ -41,6 +41,7 @@ class Metric:
         figure: maps the sums [] or [n] over all samples, and the number of samples, to the figure; by default the mean.
         smaller_is_better: whether it is an error.
         bounds: smallest and largest of `values`; messages of clients with other sums are refused. None for no bounds.
+            The mean of values from 0 to 1 is a share, which tables and figures show in per cent.
     """
 
     name: str
@@ -48,6 +49,11 @@ class Metric:
     figure: Callable[[Array, float], float] = mean
     smaller_is_better: bool = False
     bounds: tuple[float, float] | None = None
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is the mean of values from 0 to 1, which is shown in per cent."""
+        return self.bounds is not None and tuple(self.bounds) == (0, 1) and self.figure is mean
 
 
 def summed(metric: Metric, output: Tensor, y: Tensor, batch: Batch) -> Tensor:

@@ -114,3 +114,8 @@ def figures_of(task: Task, sums: Any) -> dict[str, float]:
 def rows_of(sums: Any) -> Tensor:
     """Return the sums of clients, a NamedTuple of [c, ...], as rows float64 [c, width]."""
     return torch.cat([part.double().reshape(len(part), -1) for part in sums], dim=1)
+
+
+def shares_of(task: Any) -> tuple[str, ...]:
+    """Return the names of the user's metrics that are shown in per cent; a task without `BaseTask` may name none."""
+    return tuple(getattr(task, "shares", ()))

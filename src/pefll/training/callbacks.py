@@ -30,6 +30,7 @@ class ActiveRun:
         summary: results, as in summary.json; empty before the end.
         stopped_by: the class name of the callback that stopped it; "" for none.
         errors: the names of the metrics that are better when smaller; known after the first evaluation.
+        shares: the names of the user's metrics that are shown in per cent; known after the first evaluation.
         failure: the error of a callback that failed; the run then ends and is saved.
         tell: shows a sentence to the user: on the console, or as a warning.
     """
@@ -40,6 +41,7 @@ class ActiveRun:
     summary: dict[str, Any] = field(default_factory=dict)
     stopped_by: str = ""
     errors: tuple[str, ...] = ("loss",)
+    shares: tuple[str, ...] = ()
     failure: PefllError | None = None
     tell: Callable[[str], None] = warnings.warn
 
@@ -157,7 +159,7 @@ class ProgressBar(Callback):
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
         """Store the accuracies for the next update."""
-        groups = [f"{group} {first_figure(row[group])}" for group in GROUPS if row[group]]
+        groups = [f"{group} {first_figure(row[group], run.shares)}" for group in GROUPS if row[group]]
         self.news = f"validation: {', '.join(groups)}" if groups else ""
 
     def on_rounds(self, run: ActiveRun) -> None:

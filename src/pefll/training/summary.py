@@ -156,6 +156,8 @@ def summary_of(
         "split": SPLITS[split],
         **({"task": config.task} if config.task else {}),
         "accuracy" if measure.classifies else "metrics": results,
+        "shares": list(measure.shares),  # metrics in per cent
+        "errors": list(measure.errors),  # metrics that are better when smaller
         **({"as_new": as_new[0]} if as_new else {}),
         **(measure.of_clients(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else _NO_COUNTS),
     }
