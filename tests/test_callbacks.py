@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
@@ -99,7 +100,7 @@ def test_a_run_that_a_callback_ends_is_a_shorter_run(tmp_path, engine):
     settings = QUICK | {"engine": engine}
     run = pefll.fit(ragged(), "fedavg", rounds=20, out=tmp_path / "a", callbacks=[Stop(4), told], **settings)
     short = pefll.fit(ragged(), "fedavg", rounds=4, **settings)
-    assert (run.summary["rounds"], run.summary["stopped"]) == (4, {"by": "Stop", "rounds": 20})
+    assert (run.summary["rounds"], run.summary["stopped"]) == (4, {"by": "Stop", "rounds": 20, "after_round": 4})
     assert "stopped" not in short.summary
     assert torch.equal(flat(run.final), flat(short.final))
     assert torch.equal(flat(run.server), flat(short.server))
@@ -241,6 +242,42 @@ def test_without_validation_samples_nobody_stops_early(monkeypatch):
     scripted(monkeypatch, dict.fromkeys(range(0, 51, 10)))
     config = Config(rounds=50, eval_every=10)
     assert run_loop(config, None, Counting(), (pefll.EarlyStopping(1),)).round == 50
+
+
+@pytest.mark.parametrize(
+    ("method", "group", "seen", "why"),
+    [
+        ("fedper", "unseen", 6, "this method trains new clients.*choose group='seen'"),
+        ("fedavg", "unseen", 8, "there are none"),
+        ("fedavg", "seen", 6, "none of them has validation samples; leave it out"),
+    ],
+)
+def test_early_stopping_of_clients_that_are_not_evaluated(tmp_path, method, group, seen, why):
+    data = ragged(seen=seen)
+    if group == "seen":
+        data = dataclasses.replace(data, count=data.count * torch.tensor([[1], [0], [1]]))
+    stopping = pefll.EarlyStopping(1, group=group)
+    with pytest.raises(PefllError, match=rf"{why}.*PEFLL-T660"):
+        pefll.fit(data, method, rounds=2, out=tmp_path / "r", callbacks=[stopping], **QUICK)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_misspelt_event_is_refused():
+    class Misspelt(Stop):
+        def on_eval(self, run, row):
+            pytest.fail("it is no event")
+
+    with pytest.raises(PefllError, match=r"Misspelt has on_eval.*did you mean on_evaluation\?.*PEFLL-T661"):
+        pefll.fit(ragged(), "fedavg", rounds=2, callbacks=[Misspelt(1)], **QUICK)
+
+
+def test_an_active_run_is_shown_in_a_line(capsys):
+    class Show(pefll.Callback):
+        def on_end(self, run):
+            print(run)
+
+    pefll.fit(ragged(), "fedavg", rounds=2, callbacks=[Show()], **QUICK)
+    assert capsys.readouterr().out == "<ActiveRun 'fedavg seed 0', round 2 of 2>\n"
 
 
 def test_what_early_stopping_and_fit_refuse(tmp_path):

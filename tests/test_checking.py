@@ -197,7 +197,7 @@ def test_each_check_notices_its_fault(name, rule, sentence):
 
 @pytest.mark.parametrize(("name", "sentence"), [("Nameless", "make <lambda> one of them"), ("Numerous", "int32")])
 def test_what_real_clients_cannot_run_is_noticed(name, sentence):
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install flwr==1.41.0")
     assert sentence in check_method(f"{__name__}:{name}", QUICK)[-1].problem
 
 
@@ -206,7 +206,7 @@ def test_without_flower_it_is_said_that_it_was_not_tried(monkeypatch):
     monkeypatch.setattr(checking, "find_spec", lambda name: None if name == "flwr" else find(name))
     last = check_method("fedavg", QUICK)[-1]
     assert last.problem is None
-    assert "pip install 'pefll[flower]'" in last.not_tried
+    assert "pip install flwr==1.41.0" in last.not_tried
 
 
 def test_a_method_without_faults_has_none():

@@ -1,5 +1,6 @@
 import ast
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,14 @@ def test_a_code_means_one_thing():
 def test_the_page_of_errors_is_up_to_date():
     if errors_page.PAGE.read_text() != errors_page.page(errors_page.uses()):
         pytest.fail("docs/errors.md is not what the source says: run `python -m tests.errors_page`")
+
+
+def test_packages_to_install_are_named_themselves_and_as_the_extras_have_them():
+    """`pip install 'pefll[trackio]'` would fetch pefll from an index, but it comes from a clone or a URL."""
+    source = Path(pefll.__file__).parent
+    advice = [found for path in source.rglob("*.py") for found in re.findall(r"pip install [^`\n]*", path.read_text())]
+    assert len(advice) > 10
+    assert not [text for text in advice if "pefll" in text]
+    extras = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    for wanted in {found for text in advice for found in re.findall(r"\S+==[\d.]*\d", text)}:
+        assert f'["{wanted}"]' in extras

@@ -21,8 +21,12 @@ from pefll import cli
 from pefll.core.errors import PefllError
 from pefll.core.signals import STOPPING
 from pefll.runs import checkpoint, saver
+from pefll.runs.checksums import new_run
+from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
+from pefll.training.callbacks import Callback
 from pefll.training.fitting import fit, fit_seeds
+from pefll.training.run import load
 from tests.federations import flat, ragged
 
 ROUNDS, EVERY = 80, 20
@@ -235,6 +239,38 @@ def test_a_run_is_never_resumed_on_other_data_or_with_other_settings(tmp_path):
         fit(ragged(), "fedavg", rounds=2, seed=1, out=tmp_path, **QUICK)
     with pytest.raises(PefllError, match=r"\bsettings\b.*PEFLL-R104"):
         fit(ragged(), "fedavg", rounds=2, out=tmp_path, **QUICK | {"local_steps": 2})
+
+
+def test_a_run_that_fails_before_its_first_round_leaves_no_folder(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "pefll.training.fitting.start_or_resume", lambda *_: (_ for _ in ()).throw(RuntimeError("bad loss"))
+        )
+        with pytest.raises(RuntimeError, match="bad loss"):
+            fit(ragged(), "fedavg", rounds=2, out=tmp_path / "a", **QUICK)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_without_rounds_takes_other_settings_and_other_data(tmp_path):
+    folder = RunFolder(tmp_path)
+    Config(method="fedavg", data="ragged", data_sha256="a").save(
+        folder.config_file, new_run()
+    )  # a killed process leaves no more
+    run = fit(ragged(), "pefll", seed=3, rounds=2, out=tmp_path, **QUICK)
+    assert (run.summary["seed"], run.summary["rounds"]) == (3, 2)
+    assert load(tmp_path).config.settings == run.config.settings
+
+
+def test_a_folder_whose_only_checkpoint_is_of_round_zero_takes_other_settings(tmp_path):
+    class Fails(Callback):
+        def on_start(self, run):
+            raise RuntimeError("at the start")
+
+    with pytest.raises(PefllError, match="at the start"):
+        fit(ragged(), "fedavg", rounds=2, out=tmp_path, callbacks=[Fails()], **QUICK)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round-00000000"]
+    run = fit(ragged(), "pefll", rounds=2, out=tmp_path, **QUICK)
+    assert flat(load(tmp_path).final).equal(flat(run.final))
 
 
 def test_a_module_of_another_size_is_told_so(tmp_path):

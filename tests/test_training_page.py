@@ -48,7 +48,7 @@ def test_early_stopping(engine, monkeypatch, capsys):
     code = next(example for example in EXAMPLES if "EarlyStopping" in example)
     names = {"federation": ragged(clients=4)}
     exec(code.replace("patience=10", "patience=2"), names)
-    assert names["run"].summary["stopped"] == {"by": "EarlyStopping", "rounds": 6}
+    assert names["run"].summary["stopped"] == {"by": "EarlyStopping", "rounds": 6, "after_round": 3}
     assert names["run"].summary["rounds"] == 3
     assert "'rounds': 6" in capsys.readouterr().out
 

@@ -41,7 +41,7 @@ examples:
   python -m benchmarks.speed --quick                            a first look
   python -m benchmarks.speed --only main                        everybody, nothing else
   python -m benchmarks.speed --only cohort --among serial,plain two of them, growing with c
-  pip install 'pefll[bench]'                                    then pfl-research and Flower race too
+  pip install -e '.[bench]'                                     then pfl-research and Flower race too
   python -m benchmarks.speed --write-docs                       tables and pictures of all machines
 """
 

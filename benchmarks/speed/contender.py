@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.speed.setting import Work
 from pefll.runs.config import PRECISIONS
 
-INSTALL = "not installed: pip install 'pefll[bench]'"
+INSTALL = "not installed: pip install -e '.[bench]'"
 
 
 @dataclass(frozen=True)

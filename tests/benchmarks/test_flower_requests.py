@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install flwr==1.41.0")
 
 from benchmarks.flower_requests import Bytes, OpeningProxy, since
 from pefll.deploy.certificates import make_certificates

@@ -361,7 +361,7 @@ def test_the_command_resumes_and_writes_table_record_and_picture(tmp_path, count
     assert "100 ±0%" in report.read_text()
     printed = capsys.readouterr().out
     assert "plain PyTorch loop" in printed
-    assert "'pefll[bench]'" in printed
+    assert "'.[bench]'" in printed
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path, capsys):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pefll.methods import METHODS
+from pefll.runs.titles import TITLES, title_of
 from pefll.training import fitting, run
 from tests.cli.conftest import DIGITS, Said
 
@@ -23,7 +25,13 @@ def test_methods(pefll):
     assert said.code == 0
     for name in ("pefll", "fedavg", "local", "lambda_theta", "client_lr", "epochs"):
         assert name in said.out
+    assert "knn-per (kNN-Per): " in said.out
     assert "lambda_theta" not in pefll("methods", "fedavg").out
+
+
+def test_every_method_has_a_title():
+    assert TITLES.keys() == METHODS.keys()
+    assert [title_of(name) for name in ("pefll-plus", "my.module:Mine")] == ["PeFLL+", "Mine"]
 
 
 def test_version_and_help(pefll):

@@ -9,6 +9,8 @@ import torch
 
 from pefll.core import files
 from pefll.runs import checkpoint
+from pefll.runs.checksums import new_run
+from pefll.runs.config import Config
 from tests.cli.conftest import DIGITS
 
 
@@ -35,6 +37,11 @@ def test_folders_that_hold_seeds_already(pefll, refused, labelled, tmp_path):
     assert "PEFLL-C015" in refused("train", "--resume", tmp_path / "r", "--seeds", "0,1")
     assert "PEFLL-R118" in refused("evaluate", tmp_path / "r")
     refused("train", "--resume", tmp_path / "r", "--seed", "7", match=r"--seed 0\b.*\b7\b.*PEFLL-R104")
+
+
+def test_a_folder_without_rounds_is_no_obstacle(pefll, tmp_path):
+    Config(method="pefll", data_sha256="a").save(tmp_path / "config.toml", new_run())
+    assert pefll("train", *DIGITS, "--out", tmp_path).code == 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def table(**columns):
 
 
 def federation(frame, **more):
-    return federation_from_frame(frame, "y", "user", **{"unseen": 0.34, **more})
+    unseen = {} if "unseen_clients" in more else {"unseen": 0.34}
+    return federation_from_frame(frame, "y", "user", **unseen | more)
 
 
 def learned(name, values, **more):

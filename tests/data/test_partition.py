@@ -1,4 +1,5 @@
 import tracemalloc
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -100,9 +101,11 @@ def test_by_class_cuts_every_class_alike_where_nobody_split():
 )
 def test_pixels_of_digits_are_scaled_by_seen_training_samples_or_not_used_at_all(deal):
     dealt = deal(digits.load("."))
+    without = replace(dealt, normalise=None)
     with pytest.raises(PefllError, match="PEFLL-D146"):
-        dealt.prepare(dealt.x, torch.float32)
-    federation = with_channel_stats(dealt)
+        without.prepare(without.x, torch.float32)
+    federation = with_channel_stats(without)
+    assert federation.normalise == dealt.normalise
     mine = torch.cat([federation.indices(client) for client in range(federation.num_seen)])
     pixels = federation.x[mine].double() / 255
     assert federation.normalise.mean[0] == pytest.approx(pixels.mean().item(), abs=1e-12)

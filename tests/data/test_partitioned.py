@@ -44,6 +44,40 @@ def test_names_splits_and_unseen_clients():
     assert (rows(made, 0, TRAIN), rows(made, 0, 1), rows(made, 0, TEST)) == ([4, 5], [6], [8])
 
 
+def test_images_get_channel_statistics_of_seen_clients_wherever_a_federation_comes_from():
+    digits = pefll.load_samples("digits")
+    lists = np.array_split(np.arange(len(digits.y)), 20)
+    made = pefll.by_indices(digits, lists, unseen_clients=[0])
+    seen = torch.cat([made.indices(client) for client in range(made.num_seen)])
+    assert made.normalise.mean[0] == pytest.approx((made.x[seen].double() / 255).mean().item(), abs=1e-12)
+    pefll.fit(made, "fedavg", rounds=1, model="tiny", processes=1)
+    x = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
+    own = pefll.samples_from_arrays(x, Y, np.arange(20) % 4)
+    for one in (pefll.by_class(own, 4, 1), pefll.dirichlet(own, 4, 1.0), pefll.natural(own)):
+        assert one.prepare(one.x, torch.float32).shape == (20, 1, 8, 8)
+
+
+def test_a_sample_twice_is_told_with_both_clients():
+    with pytest.raises(PefllError, match="index 3 of client bob is there also among those of client ann"):
+        pefll.by_indices(samples(), {"ann": [0, 3], "bob": [4, 3]})
+    with pytest.raises(PefllError, match="index 3 of client 1 is there twice"):
+        pefll.by_indices(samples(), [[0, 1], [3, 3]])
+
+
+def test_a_mask_in_place_of_indices():
+    with pytest.raises(PefllError, match=r"client 0 are a boolean mask.*np\.flatnonzero"):
+        pefll.by_indices(samples(), [Y == 0, Y == 1])
+
+
+def test_a_share_of_unseen_clients_beside_their_names():
+    for make in (
+        lambda: pefll.by_indices(samples(), [[0, 1], [2, 3], [4, 5]], unseen=0.5, unseen_clients=[1]),
+        lambda: pefll.natural(pefll.samples_from_arrays(X, Y, Y), unseen=0.4, unseen_clients=[1]),
+    ):
+        with pytest.raises(PefllError, match=r"unseen=0\.[45] has no effect.*PEFLL-D642"):
+            make()
+
+
 @pytest.mark.parametrize(
     ("clients", "code"),
     [
@@ -53,7 +87,7 @@ def test_names_splits_and_unseen_clients():
         ([[0, 20]], "PEFLL-D611"),
         ([[-1, 3]], "PEFLL-D611"),
         ([[0.5, 1]], "PEFLL-D610"),
-        ([[True, False]], "PEFLL-D610"),
+        ([[True, False]], "PEFLL-D643"),
         ([3], "PEFLL-D610"),
         ([[0, 1], []], "PEFLL-D609"),
         ([], "PEFLL-D609"),

@@ -38,7 +38,7 @@ def test_without_flower_there_is_one_sentence(monkeypatch, capsys, tmp_path):
     ):
         code, said = pefll(capsys, "flower", *words)
         assert code == 2
-        assert said.startswith("error: real clients need Flower: pip install 'pefll[flower]' [PEFLL-")
+        assert said.startswith("error: real clients need Flower: pip install flwr==1.41.0 [PEFLL-")
 
 
 def test_the_verbs_explain_themselves(capsys):

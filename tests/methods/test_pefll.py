@@ -193,6 +193,7 @@ def test_a_new_run_of_many_clients_stores_a_size_of_its_own(tmp_path):
         assert size(asked, federation) == (used, asked.settings)
     # A run of an earlier version has stored nothing. It goes on as it was started.
     (tmp_path / "config.toml").write_text(replace(config, data_sha256=federation.fingerprint()).toml())
+    (tmp_path / "history.jsonl").touch()  # a run that has not begun is started anew
     assert size(config, federation, tmp_path) == (251, {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import statistics
 from pathlib import Path
@@ -19,7 +20,7 @@ from pefll.report.comparison import Column
 from pefll.report.significance import Pair, paired_bootstrap
 from pefll.runs.record import RunFolder
 
-from .conftest import MakeRun
+from .conftest import MakeRun, measures
 
 SEEN, UNSEEN = Column("seen", "per_sample"), Column("unseen", "per_sample")
 
@@ -71,8 +72,8 @@ def test_markdown_latex_and_csv(three: list[RunFolder], tmp_path: Path) -> None:
     assert lines[4].startswith("| pefll lr 0.1 | 1 | 81.8 |")
     assert all(line.count("|") == 9 for line in lines[:5])
     latex = (tmp_path / "a/t.tex").read_text()
-    assert r"pefll & 2 & \textbf{82.0 $\pm$ 2.8} & 71.0 $\pm$ 1.4 &" in latex
-    assert r"fedavg & 2 & 61.0 $\pm$ 1.4$^*$ &" in latex
+    assert r"PeFLL & 2 & \textbf{82.0 $\pm$ 2.8} & 71.0 $\pm$ 1.4 &" in latex
+    assert r"FedAvg & 2 & 61.0 $\pm$ 1.4$^*$ &" in latex
     assert latex.count(r"\\") == 4
     assert r"\begin{tabular}{lrrrrrrr}" in latex
     rows = list(csv.DictReader((tmp_path / "a/t.csv").open(encoding="utf-8")))
@@ -87,7 +88,7 @@ def test_markdown_latex_and_csv(three: list[RunFolder], tmp_path: Path) -> None:
 def test_what_latex_and_markdown_take_for_marks(make_run: MakeRun) -> None:
     folders = [make_run(f"r{k}", settings={"a_b": text}) for k, text in enumerate(["50%", "x|y", r"\&#{}~^$", "*z*"])]
     latex = compare([folder.path for folder in folders]).latex()
-    assert r"pefll a\_b 50\%" in latex
+    assert r"PeFLL a\_b 50\%" in latex
     assert r"\textbackslash{}\&\#\{\}\textasciitilde{}\textasciicircum{}\$" in latex
     text = compare([folder.path for folder in folders]).markdown()
     assert r"pefll a\_b x\|y" in text
@@ -101,11 +102,13 @@ def test_rows_of_other_data_are_compared_among_themselves(make_run: MakeRun) -> 
     folder = make_run("x/d", method="fedavg", asked={"data_sha256": "other samples"}, **counts([9] * 9))
     found = compare(folder.path.parent)
     assert [(row.data, row.cells[SEEN].best) for row in found.rows] == [
-        ("CIFAR-10, by-class 2, 100 clients (a)", False),
-        ("CIFAR-10, by-class 2, 100 clients (a)", True),
-        ("CIFAR-100, by-class 2, 100 clients", True),
-        ("CIFAR-10, by-class 2, 100 clients (d)", True),
+        ("CIFAR-10, by-class 2, 100 clients (1)", False),
+        ("CIFAR-10, by-class 2, 100 clients (1)", True),
+        ("CIFAR-100, by-class 2, 100 clients", False),  # there is no choice
+        ("CIFAR-10, by-class 2, 100 clients (3)", False),
     ]
+    assert [row.runs.label for row in found.rows] == ["pefll", "fedavg", "pefll", "fedavg"], "not names of folders"
+    assert "Data (1): a and b. Data (3): d." in found.note
     assert found.markdown().startswith("| data | runs | n |")
     assert found.latex().count(r"\midrule") == 3
 
@@ -130,7 +133,7 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
     assert "| runs | n | seen, rmse |" in found.markdown()
     assert "| pefll | 1 | **0.053** |" in found.markdown()
     assert r"\textbf{0.053}" in found.latex()
-    assert found.records()[0]["mean"] == "0.05321"
+    assert found.records()[0]["mean"] == 0.05321
     worst = compare(folder.path.parent, ["worst_tenth", "r2", "mae"])
     assert [cell.best for cell in worst.rows[2].cells.values()] == [False, True, False]
     assert worst.rows[2].cells[Column("seen", "mae")].text == "—"
@@ -148,7 +151,8 @@ def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> Non
         ["seen", "unseen"],
     ]
     assert [row.runs.label for row in found.rows] == ["pefll", "fedavg"]  # each is alone in its table
-    assert all(table.rows[0].cells[table.columns[0]].best for table in found.tables)
+    assert not any(table.rows[0].cells[table.columns[0]].best for table in found.tables), "there is no choice"
+    assert "bold" not in found.note
     assert re.findall(r"\*\*(Test .*)\*\*", found.markdown()) == ["Test rmse", "Test accuracy in %"]
     latex = found.latex()
     assert (latex.count(r"\begin{table}"), latex.count(r"\usepackage")) == (2, 1)
@@ -173,6 +177,73 @@ def test_tasks_are_named_plainly_and_losses_of_different_tasks_are_not_ranked(ma
     assert [row.runs.label for row in found.rows] == [
         "fedavg classification",
         "fedavg classification label_smoothing=0.1",
+    ]
+
+
+def of_own_metrics(accuracy: float, top2: float, gap: float) -> dict[str, Any]:
+    group = measures(accuracy) | {"loss": 1.0, "top2": top2, "gap": gap}
+    best = {"seen": group, "unseen": group}
+    return {"accuracy": {"best": best, "final": best}, "shares": ["per_sample", "top2"], "errors": ["loss", "gap"]}
+
+
+def test_own_shares_are_in_per_cent_and_own_errors_better_when_smaller(make_run: MakeRun, tmp_path: Path) -> None:
+    """The caption said that shares are in %, but top2 was 0.983."""
+    make_run("x/a", **of_own_metrics(0.92, 0.983, 4.5))
+    make_run("x/b", method="fedavg", **of_own_metrics(0.81, 0.9, 2.5))
+    found = compare(tmp_path / "x", ["per_sample", "top2", "gap"])
+    assert found.tables[0].title == "Test accuracy in %, top2 in % and gap"
+    assert "| pefll | 1 | **92.0** | **92.0** | **98.3** | **98.3** | 4.50 | 4.50 |" in found.markdown()
+    assert r"PeFLL & 1 & \textbf{92.0} & \textbf{92.0} & \textbf{98.3} & \textbf{98.3} & 4.50 & 4.50" in found.latex()
+    assert r"FedAvg & 1 & 81.0 & 81.0 & 90.0 & 90.0 & \textbf{2.50} & \textbf{2.50}" in found.latex()
+    assert {(one["measure"], one["unit"], one["mean"]) for one in found.records() if one["method"] == "pefll"} == {
+        ("per_sample", "%", 92.0),
+        ("top2", "%", 98.3),
+        ("gap", "", 4.5),
+    }
+    assert compare(tmp_path / "x", ["per_sample", "top2"]).tables[0].title == "Test accuracy and top2 in %"
+    earlier = make_run("x/c", method="local", **of_own_metrics(0.7, 0.8, 3.5) | {"shares": None, "errors": 7})
+    found = compare([tmp_path / "x", earlier.path], ["top2"])
+    assert [row.cells[Column("seen", "top2")].text for row in found.rows] == ["98.3", "90.0", "80.0"], "one unit"
+
+
+def test_records_have_numbers(three: list[RunFolder]) -> None:
+    """They were texts, which a data frame sorts as texts and cannot average."""
+    records = compare([folder.path for folder in three], ["per_sample", "worst_tenth"]).records()
+    numbers = ("mean", "std", "behind_best", "low", "high", "p")
+    assert {type(one[name]) for one in records for name in numbers} == {float}
+    alone = next(one for one in records if one["runs"] == "pefll lr 0.1" and one["measure"] == "worst_tenth")
+    assert [name for name in numbers if math.isnan(alone[name])] == ["std", "behind_best", "low", "high", "p"]
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(records)
+    assert {str(frame[name].dtype) for name in numbers} == {"float64"}
+
+
+def test_latex_is_ready_for_a_paper(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("x/a", method="knn-per", settings={"k": 3})
+    make_run("x/b", method="my.module:Mine")
+    latex = compare(tmp_path / "x").latex()
+    assert "Data: CIFAR-10, by-class 2, 100 clients.}" in latex
+    assert latex.index(r"\caption") < latex.index(r"\label{tab:comparison}")
+    assert "    kNN-Per & 1 &" in latex
+    assert "    Mine & 1 &" in latex
+    make_run("x/c", method="knn-per", asked={"data_sha256": "other"})
+    latex = compare(tmp_path / "x").latex()
+    headings = re.findall(r"\\multicolumn\{4\}\{l\}\{\\emph\{(.*)\}\}", latex)
+    assert headings == [f"CIFAR-10, by-class 2, 100 clients ({number})" for number in (1, 2)]
+    make_run("x/d", evaluations=0, **of_regression(7.0))
+    assert r"\label{tab:comparison-rmse}" in compare(tmp_path / "x").latex()
+
+
+def test_another_loss_is_named_whatever_else_differs(make_run: MakeRun, tmp_path: Path) -> None:
+    """Rows were "fedavg local_steps 50" and "fedavg local_steps 7"; one of them had a focal loss."""
+    focal = "classification own_loss=mine:focal"
+    make_run("x/a", method="fedavg", settings={"local_steps": 50})
+    make_run("x/b", method="fedavg", settings={"local_steps": 7}, asked={"task": focal}, task=focal)
+    make_run("x/c", asked={"task": focal, "lr_schedule": "cosine"}, task=focal)
+    assert [row.runs.label for row in compare(tmp_path / "x").rows] == [
+        "fedavg classification, lr_schedule constant, local_steps 50",
+        f"fedavg {focal}, lr_schedule constant, local_steps 7",
+        f"pefll {focal}, lr_schedule cosine",
     ]
 
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from pefll.core.errors import PefllError
+from pefll.report.groups import group_runs
 from pefll.report.plots import (
     CLASSES,
     LINES,
@@ -30,7 +31,8 @@ from pefll.report.plots import (
     descriptor_map,
     federation_picture,
 )
-from pefll.report.runs import group_runs, read_runs
+from pefll.report.runs import read_run, read_runs
+from pefll.report.text import run_plot
 from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, row, write_descriptors
@@ -60,6 +62,17 @@ def test_curves_have_a_colour_per_group_and_a_band_over_seeds(make_run: MakeRun,
     curves([*one, make_run("a1", seed=1, seen=0.7, unseen=0.5)], out)
     assert pixels(out, LINES[0], alpha=0.14) > 3000, "the band"
     assert pixels(out, LINES[2]) == 0, "a second seed is no second line"
+
+
+def test_curves_say_so_where_unseen_clients_have_no_line(make_run: MakeRun, tmp_path: Path) -> None:
+    out, sentence = tmp_path / "curves.svg", "have no curve, because they were not evaluated during training."
+    both = make_run("both")
+    curves([both], out)
+    assert sentence not in out.read_text()
+    alone = make_run("alone", method="ditto", unseen=None, num_unseen=10)
+    curves([both, alone], out)
+    assert f"Unseen clients of alone {sentence}" in out.read_text()
+    assert f"Unseen clients {sentence}" in run_plot(read_run(alone)).plain
 
 
 def test_curves_of_different_data_say_so(make_run: MakeRun, tmp_path: Path) -> None:
@@ -112,6 +125,18 @@ def test_curves_of_one_evaluation_of_silent_runs_and_of_many_runs(make_run: Make
     assert all(pixels(out, colour) > 500 for colour in LINES)
 
 
+def test_long_names_are_in_the_legend(make_run: MakeRun, tmp_path: Path) -> None:
+    """Beside the ends of their lines they were on top of each other, and left no place for the curves."""
+    folders = [make_run(f"{k}", settings={"local_steps": k, "client_lr": k / 10}, seen=0.8 + k / 1e4) for k in (1, 2)]
+    curves(folders, tmp_path / "long.svg")
+    curves([make_run("a"), make_run("b", method="fedavg")], tmp_path / "short.svg")
+    long, short = ((tmp_path / f"{name}.svg").read_text() for name in ("long", "short"))
+    legend = long.index('id="legend_1"')
+    assert all(long.index(f"pefll client_lr {k / 10}, local_steps {k}") > legend for k in (1, 2))
+    assert "<!-- seen clients -->" in short
+    assert "<!-- fedavg -->" not in short, "beside its line, where text is an outline"
+
+
 def test_nothing_to_draw_is_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:
     empty = make_run("empty", evaluations=0)
     unmeasured = make_run("unmeasured", evaluations=0)
@@ -139,10 +164,20 @@ def test_descriptor_map_shows_classes_seen_and_unseen(make_run: MakeRun, tmp_pat
     for k in range(5):
         drawn = pixels(out, CLASSES[k]) + pixels(out, CLASSES[k], alpha=0.85)
         assert (drawn > 60) == bool((main == k).any())
-    with_frames = pixels(out, "#000000")
-    write_descriptors(folder, unseen=0)
-    descriptor_map(folder, out)
-    assert pixels(out, "#000000") < with_frames / 2, "unseen clients have black edges"
+
+
+def test_an_unseen_client_hides_no_seen_one(make_run: MakeRun, tmp_path: Path) -> None:
+    """A class in the legend had no visible point: a larger mark of an unseen client was on top of it."""
+    folder, out, drawn = make_run(), tmp_path / "map.png", []
+    histograms = np.array([[9, 0, 0], [9, 0, 0], [0, 9, 0], [0, 0, 9], [0, 9, 0]])
+    places = np.array([[0.0, 0.0], [1.0, 0.2], [0.0, 0.9], [0.6, 0.6], [0.6, 0.6]])
+    for unseen in (0, 1):
+        seen = np.arange(5) < 5 - unseen
+        np.savez(folder.descriptors_file, descriptors=places, histograms=histograms, seen=seen)
+        descriptor_map(folder, out)
+        drawn.append([pixels(out, CLASSES[k], alpha=0.85) for k in range(3)])
+    assert drawn[1][2] > 60, "the seen client is visible within the mark of an unseen one"
+    assert drawn[1][2] >= drawn[0][2], "more than below another seen client"
 
 
 def test_descriptor_map_names_classes(make_run: MakeRun, tmp_path: Path) -> None:
@@ -364,5 +399,5 @@ def test_without_matplotlib_there_is_one_sentence(
         lambda: descriptor_map(folder, tmp_path / "a.png"),
         lambda: federation_picture(np.ones((2, 2)), 1, tmp_path / "a.png"),
     ):
-        with pytest.raises(PefllError, match=r"pip install 'pefll\[plot\]' \[PEFLL-O008\]$"):
+        with pytest.raises(PefllError, match=r"pip install matplotlib \[PEFLL-O008\]$"):
             draw()

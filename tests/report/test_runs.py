@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pefll.core.errors import PefllError
-from pefll.report.runs import group_runs, mean_and_std, number, read_run, read_runs
+from pefll.report.groups import group_runs, labels_of
+from pefll.report.runs import mean_and_std, number, read_run, read_runs
 
 from .conftest import MakeRun
 
@@ -131,14 +132,50 @@ def test_data_given_in_python_are_told_apart_by_the_summary(make_run: MakeRun) -
     assert len(group_runs(read_runs(folders))) == 1
     for folder in folders:
         folder.config_file.write_text(folder.config_file.read_text().replace('"cifar10"', '"arrays"'))
-    assert [group.label for group in group_runs(read_runs(folders))] == ["a", "b"]
+    assert [group.label for group in group_runs(read_runs(folders))] == ["pefll (a)", "pefll (b)"]
 
 
 def test_labels_say_what_sets_groups_apart(make_run: MakeRun) -> None:
     folders = [make_run("first", dataset="one"), make_run("second", settings={"lr": 0.1}, dataset="two")]
-    assert [group.label for group in group_runs(read_runs(folders))] == ["pefll one", "pefll two"]
+    assert [group.label for group in group_runs(read_runs(folders))] == ["pefll one", "pefll two, lr 0.1"]
     folders = [make_run("third", settings={"lr": 0.1}), make_run("fourth", settings={"lr": 0.2})]
     assert [group.label for group in group_runs(read_runs(folders))] == ["pefll lr 0.1", "pefll lr 0.2"]
+
+
+def test_a_name_has_every_setting_that_differs(make_run: MakeRun) -> None:
+    """FedAvg with cross-entropy and 50 steps, beside FedAvg with a focal loss and 7 steps, named the steps alone."""
+    focal = {"task": "classification own_loss=mine:focal"}
+    folders = [
+        make_run("a", method="fedavg"),
+        make_run("b", method="fedavg", asked=focal, task=focal["task"], settings={"local_steps": 7, "x": 1, "y": 2}),
+        make_run("c", asked={"lr_schedule": "cosine", "sampling": "samples", "eval_every": 5}),
+        make_run("d", asked={"partition": "by-class 5", "data_sha256": "other"}),
+    ]
+    usual = "classification, eval_every 30, lr_schedule constant, sampling uniform"
+    own = "classification own_loss=mine:focal, eval_every 30, lr_schedule constant, sampling uniform"
+    assert labels_of(read_runs(folders)) == [
+        f"fedavg {usual}, no partition",
+        f"fedavg {own}, no partition, local_steps 7, x 1, y 2",
+        "pefll classification, eval_every 5, lr_schedule cosine, sampling samples, no partition",
+        f"pefll {usual}, partition by-class 5",
+    ]
+    assert labels_of(read_runs(folders[:1])) == ["fedavg"]
+
+
+def test_what_an_unfinished_run_does_not_know_is_no_difference(make_run: MakeRun) -> None:
+    """Its data set has the name in the settings, and its model may be "auto"."""
+    folders = [make_run("a", model="lenet"), make_run("b", method="fedavg", finished=False)]
+    assert labels_of(read_runs(folders)) == ["pefll", "fedavg"]
+    folders.append(make_run("c", method="local", asked={"model": "mlp"}, model="mlp"))
+    assert labels_of(read_runs(folders)) == ["pefll model lenet", "fedavg model lenet", "local model mlp"]
+
+
+def test_settings_that_an_earlier_version_lacks_had_the_default(make_run: MakeRun) -> None:
+    folders = [make_run("a", seed=0), make_run("b", seed=1)]
+    config = folders[1].config_file
+    config.write_text(config.read_text().replace('sampling = "uniform"\n', ""))
+    (group,) = group_runs(read_runs(folders))
+    assert (group.label, len(group.runs)) == ("pefll", 2)
 
 
 def test_mean_and_std_are_the_samples() -> None:

@@ -18,7 +18,7 @@ def test_one_run(make_run: MakeRun, console: Console) -> None:
     assert written == [folder.path / "curves.png", folder.path / "descriptors.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
     text = console.export_text()
-    for expected in ("Test accuracy", "80.0 / 70.0", "Data and cost", "Validation accuracy", "└───"):
+    for expected in ("Test accuracy", "80.0 / 70.0", "Cost, on CIFAR-10, by-class 2", "Validation accuracy", "└───"):
         assert expected in text
     assert "standard deviation" not in text
     for path in written:
@@ -87,7 +87,7 @@ def test_without_matplotlib_the_tables_are_still_there(
     assert show([make_run(descriptors=True).path], None, console) == []
     text = console.export_text()
     assert "80.0 / 70.0" in text
-    assert text.count("drawing needs matplotlib: pip install 'pefll[plot]'") == 1
+    assert text.count("drawing needs matplotlib: pip install matplotlib") == 1
 
 
 def test_what_is_no_run_is_refused_before_anything_is_printed(

@@ -6,7 +6,9 @@ import statistics
 import pytest
 from rich.console import Console
 
-from pefll.report.runs import differences_of, read_runs
+from pefll.report.folding import fold
+from pefll.report.groups import labels_of
+from pefll.report.runs import read_runs
 from pefll.report.table import costs_table, duration, grouped_table, percent, runs_table
 
 from .conftest import MakeRun, printed
@@ -19,8 +21,8 @@ def line_of(text: str, start: str) -> str:
 
 def test_a_finished_run_shows_its_test_accuracies(make_run: MakeRun, console: Console) -> None:
     text = printed(console, runs_table(read_runs([make_run("mine", seen=0.8123, unseen=0.7)])))
-    cells = re.split(r"\s{2,}", line_of(text, "mine").strip())
-    assert cells == ["mine", "pefll", "90", "81.2 / 70.0", "76.2 / 65.0", "83.2 / 72.0", "51.2 / 40.0"]
+    cells = re.split(r"\s{2,}", line_of(text, "pefll").strip())
+    assert cells == ["pefll", "90", "81.2 / 70.0", "76.2 / 65.0", "83.2 / 72.0", "51.2 / 40.0"]
     assert "not finished" not in text
 
 
@@ -31,18 +33,36 @@ def test_runs_are_named_by_what_differs(make_run: MakeRun, console: Console) -> 
         make_run("y/one", settings={"lr": 0.2}),
         make_run("other", method="fedavg"),
     ]
-    assert differences_of(read_runs(folders)) == ["lr 0.1, seed 1", "lr 0.1, seed 2", "lr 0.2", "other"]
-    assert "lr 0.2  " in printed(console, runs_table(read_runs(folders)))
+    names = ["pefll lr 0.1, seed 1", "pefll lr 0.1, seed 2", "pefll lr 0.2", "fedavg"]
+    assert labels_of(read_runs(folders)) == names
+    for table in (runs_table, costs_table):  # the same names in both
+        flat = " ".join(printed(console, table(read_runs(folders))).split())
+        assert all(words in flat for words in ("pefll lr 0.1,", "pefll lr 0.2", "fedavg"))
     twice = [folders[3], make_run("z/other", method="fedavg")]
-    assert differences_of(read_runs(twice)) == ["other", "z/other"], "only the folders differ"
+    assert labels_of(read_runs(twice)) == ["fedavg (other)", "fedavg (z/other)"], "only the folders differ"
+
+
+def test_names_are_folded_at_spaces(make_run: MakeRun, console: Console) -> None:
+    """At 80 columns "classification" was "classificatio" and "n"."""
+    task = {"task": "classification own_loss=mine:focal_of_a_very_long_name"}
+    folders = [make_run("a", method="fedavg"), make_run("b", method="fedavg", asked=task, settings={"local_steps": 7})]
+    assert fold("fedavg classification, local_steps 7", 16) == ["fedavg", "classification,", "local_steps 7"]
+    assert fold("pefll rounds 300, clients 40, lr 1", 25) == ["pefll rounds 300,", "clients 40, lr 1"]
+    assert fold("own_loss=mine:focal", 14) == ["own_loss=mine:", "focal"]
+    assert fold("a" * 9, 4) == ["aaaa", "aaaa", "a"]
+    assert fold("", 4) == [""]
+    for table in (runs_table, costs_table):
+        words = printed(console, table(read_runs(folders))).split()
+        assert "classification" in words
+        assert any(word.startswith("own_loss=mine:") and word[-1] in ":_" for word in words), "after punctuation"
 
 
 def test_an_unfinished_run_shows_marked_validation_accuracy(make_run: MakeRun, console: Console) -> None:
     folders = [make_run("going", finished=False, evaluations=5, seen=0.8, unseen=0.7), make_run("done")]
     text = printed(console, runs_table(read_runs(folders)))
-    cells = re.split(r"\s{2,}", line_of(text, "going").strip())
-    assert cells == ["going", "pefll", "—", "—", "40.0 / 35.0*", "42.0 / 37.0*", "10.0 /", "5.0*"]
-    assert "*" not in line_of(text, "done")
+    cells = re.split(r"\s{2,}", line_of(text, "pefll (going)").strip())
+    assert cells == ["pefll (going)", "—", "—", "40.0 / 35.0*", "42.0 / 37.0*", "10.0 /", "5.0*"]
+    assert "*" not in line_of(text, "pefll (done)")
     assert "* not finished: validation accuracy" in text
 
 
@@ -50,48 +70,60 @@ def test_missing_values_are_em_dashes(make_run: MakeRun, console: Console) -> No
     nothing = make_run("nothing", finished=False, evaluations=0)
     alone = make_run("alone", unseen=None, client_steps_per_second=None)
     text = printed(console, runs_table(read_runs([nothing, alone])))
-    assert line_of(text, "nothing").split()[2:] == ["—"] * 5
-    assert "80.0 /    —" in line_of(text, "alone")
+    assert line_of(text, "pefll (nothing)").split()[2:] == ["—"] * 5
+    assert "80.0 /    —" in line_of(text, "pefll (alone)")
     text = printed(console, costs_table(read_runs([nothing, alone])))
-    assert line_of(text, "nothing").split() == ["nothing", "cifar10", "—", "0", "of", "0", "—", "—", "—", "—"]
+    assert line_of(text, "pefll (nothing)").split() == [
+        "pefll",
+        "(nothing)",
+        "cifar10",
+        "—",
+        "0",
+        "of",
+        "0",
+        "—",
+        "—",
+        "—",
+        "—",
+    ]
 
 
 def test_costs(make_run: MakeRun, console: Console) -> None:
     folders = [make_run("mine", seed=3), make_run("going", finished=False, evaluations=5)]
     text = printed(console, costs_table(read_runs(folders)))
-    assert re.split(r"\s{2,}", line_of(text, "mine").strip()) == [
-        *("mine", "CIFAR-10", "90+10", "100", "3", "1 h 02 m", "8,612", "300", "100")
+    assert re.split(r"\s{2,}", line_of(text, "pefll, seed 3").strip()) == [
+        *("pefll, seed 3", "CIFAR-10", "90+10", "100", "3", "1 h 02 m", "8,612", "300", "100")
     ]
-    going = re.split(r"\s{2,}", line_of(text, "going").strip())
-    assert going == ["going", "cifar10", "—", "50 of", "0", "25.0 s", "—", "150", "50"]
+    going = re.split(r"\s{2,}", line_of(text, "pefll, seed 0").strip())
+    assert going == ["pefll, seed 0", "cifar10", "—", "50 of", "0", "25.0 s", "—", "150", "50"]
 
 
 def test_time_on_a_shared_device_is_marked(make_run: MakeRun, console: Console) -> None:
     text = printed(console, costs_table(read_runs([make_run("three", lockstep=3), make_run("one", lockstep=1)])))
-    assert "1 h 02 m*" in line_of(text, "three")
-    assert "*" not in line_of(text, "one")
+    assert "1 h 02 m*" in line_of(text, "pefll (three)")
+    assert "*" not in line_of(text, "pefll (one)")
     assert "* trained together with other runs" in text
     assert "*" not in printed(console, costs_table(read_runs([make_run("older")])))
     others = make_run("processes", lockstep=1, timing="shared the device with other processes: seconds are of ...")
-    assert "1 h 02 m*" in line_of(printed(console, costs_table(read_runs([others]))), "processes")
+    assert "1 h 02 m*" in line_of(printed(console, costs_table(read_runs([others]))), "pefll")
 
 
 def test_time_of_runs_that_took_turns_is_their_own(make_run: MakeRun, console: Console) -> None:
     turns = make_run("three", lockstep=3, timing="took turns with 2 other runs; seconds are of this run's own turns")
     text = printed(console, costs_table(read_runs([turns, make_run("one", lockstep=1, timing="alone")])))
-    assert "1 h 02 m‡" in line_of(text, "three")
+    assert "1 h 02 m‡" in line_of(text, "pefll (three)")
     assert "‡ took turns with other runs: the time includes only its own turns" in text
     assert "*" not in text
-    assert "‡" not in line_of(text, "one")
+    assert "‡" not in line_of(text, "pefll (one)")
 
 
 def test_a_run_without_rounds_trains_as_it_is_tested(make_run: MakeRun, console: Console) -> None:
     alone = make_run("alone", method="local", evaluations=0, rounds=0, train_seconds=0.0, test_seconds=75.2, lockstep=2)
     text = printed(console, costs_table(read_runs([alone, make_run("mine", test_seconds=5.0)])))
-    assert "1 m 15 s*†" in line_of(text, "alone")
-    assert "1 h 02 m " in line_of(text, "mine")
+    assert "1 m 15 s*†" in line_of(text, "local")
+    assert "1 h 02 m " in line_of(text, "pefll")
     assert "* trained together" in text
-    assert "† no rounds: clients train during the test; this is the time of the test" in text
+    assert "† no rounds: clients train during the test; this is the time of the test" in " ".join(text.split())
     assert "†" not in printed(console, costs_table(read_runs([make_run("other")])))
 
 
@@ -105,9 +137,12 @@ def test_readable_at_80_columns(make_run: MakeRun, console: Console, make_table:
     text = printed(console, make_table(read_runs(folders)))  # type: ignore[operator]
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "…" not in text, "a cut number"
-    if make_table is costs_table:
-        flat = re.sub(r"\s", "", text)
-        assert "[1]" in flat, "square brackets are not markup"
+
+
+def test_square_brackets_are_not_markup(make_run: MakeRun, console: Console) -> None:
+    runs = read_runs([make_run("same[1]"), make_run("same[2]")])
+    for table in (runs_table, costs_table):
+        assert "pefll (same[1])" in printed(console, table(runs))
 
 
 def test_mean_and_sample_std_over_seeds(make_run: MakeRun, console: Console) -> None:
@@ -125,9 +160,16 @@ def test_mean_and_sample_std_over_seeds(make_run: MakeRun, console: Console) -> 
         return f"{statistics.mean(percents):.1f} ± {statistics.stdev(percents):.1f}"
 
     shifts = (0.0, -0.05, 0.02, -0.3)
-    assert ["pefll", "CIFAR-10", "3", "seen", *(spread(seen, shift) for shift in shifts)] in lines
-    assert ["by-class 2", "unseen", *(spread(unseen, shift) for shift in shifts)] in lines
-    assert ["fedavg", "CIFAR-10", "1", "seen", "80.0", "75.0", "82.0", "50.0"] in lines
+    assert ["pefll", "3", "seen", *(spread(seen, shift) for shift in shifts)] in lines
+    assert ["unseen", *(spread(unseen, shift) for shift in shifts)] in lines
+    assert ["fedavg", "1", "seen", "80.0", "75.0", "82.0", "50.0"] in lines
+    assert "CIFAR-10, by-class 2" in str(table.title)
+    more = make_run("more", method="fedavg", asked={"data": "cifar100", "data_sha256": "x"}, dataset="CIFAR-100")
+    other = grouped_table(read_runs([*folders, more]))
+    assert other is not None
+    assert "on CIFAR" not in str(other.title)
+    lines = [line.split() for line in printed(console, other).splitlines()]
+    assert ["pefll", "CIFAR-10", "3", "seen"] in [line[:4] for line in lines], "data that differ are named"
 
 
 def test_no_groups_no_table(make_run: MakeRun) -> None:

@@ -65,8 +65,8 @@ def test_sparklines_share_one_scale(make_run: MakeRun, console: Console, unseen:
     folders = [make_run("high[er]", seen=0.8, unseen=unseen), make_run("low", seen=0.4, unseen=unseen)]
     lines = printed(console, sparklines(read_runs(folders))).splitlines()
     assert lines[0].strip() == "Validation accuracy in %, from 4.0 (▁) to 80.0 (█)"
-    high = next(line for line in lines if line.startswith("high[er]")).split()
-    low = next(line for line in lines if line.startswith("low")).split()
+    high = next(line for line in lines if line.startswith("pefll (high[er])")).split()[1:]
+    low = next(line for line in lines if line.startswith("pefll (low)")).split()[1:]
     assert high[1] == low[1] == "seen"
     assert high[2][-1] == "█"
     assert low[2][-1] in "▄▅"

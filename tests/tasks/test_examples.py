@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,3 +54,16 @@ def test_an_example_runs_and_both_engines_agree(word, monkeypatch):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
     figures = [[value for group in run.evaluate().rows().values() for value in group.values()] for run in runs]
     np.testing.assert_allclose(*[np.array(row, dtype=float) for row in figures], rtol=1e-6)
+
+
+def test_the_focal_loss_of_the_page_is_finite_for_sure_and_wrong_predictions():
+    """The log of a softmax was -inf, so that training ended with NaN at client_lr=0.2."""
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "def focal" in code]
+    found: dict[str, Any] = {}
+    exec(code[: code.index("run =")], found)
+    scores = torch.tensor([[200.0, 0.0], [0.0, 200.0], [0.3, 0.1]], requires_grad=True)
+    losses = found["focal"](scores, torch.tensor([0, 0, 1]))
+    losses.sum().backward()
+    p = scores[2].detach().softmax(dim=0)[1]
+    assert losses.detach().tolist() == pytest.approx([0.0, 200.0, float(-((1 - p) ** 2) * p.log())])
+    assert torch.isfinite(scores.grad).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from sklearn.datasets import load_diabetes
 
 import pefll
+from pefll.cli.tables import best_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
 from pefll.runs.config import Config
@@ -315,3 +318,47 @@ def test_images_and_encoded_labels():
 
 def test_config_of_a_task():
     assert Config(task="regression").command() == "pefll train --data digits --task regression"
+
+
+NEAR = pefll.Metric("near", lambda output, y: (output[:, 0] - y).abs() < 10, bounds=(0, 1))
+FAR = pefll.Metric("far", lambda output, y: (output[:, 0] - y).abs(), smaller_is_better=True, bounds=(0, 9))
+ROOT = pefll.Metric(
+    "root", lambda output, y: (output[:, 0] - y).abs() < 10, lambda total, n: float(total), bounds=(0, 1)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearness(pefll.BaseTask):
+    """A task whose first metric is a share of the user's own."""
+
+    outputs = 1
+    measured = (NEAR, FAR)
+
+    def loss(self, output, y):
+        return (output[:, 0] - y).square()
+
+
+def test_own_shares_are_in_per_cent_everywhere(tmp_path):
+    assert (NEAR.is_share, FAR.is_share, ROOT.is_share) == (True, False, False)
+    federation = with_numbers(1, clients=4, seen=3)
+    run = pefll.fit(federation, "fedavg", task=Nearness(), rounds=2, out=tmp_path / "a", **QUICK)
+    assert run.summary["shares"] == ["near", "per_client", "worst_tenth"]
+    assert run.summary["errors"] == ["loss", "far"]
+    best = run.summary["metrics"]["best"]["seen"]
+    assert str(run.evaluate()).startswith(f"seen near {100 * best['near']:.1f}%")
+    table = printed_at_the_end([run.summary])
+    assert f"{100 * best['near']:.1f}%" in table
+    assert f"{100 * best['worst_tenth']:.1f}%" in table
+    found = pefll.compare(tmp_path / "a", ["near", "far"])
+    assert found.tables[0].title == "Test near in % and far"
+    assert found.records()[0]["mean"] == pytest.approx(100 * best["near"])
+    extra = pefll.Regression(extra=[NEAR, ROOT])
+    run = pefll.fit(federation, "fedavg", task=extra, rounds=2, **QUICK)
+    assert run.summary["shares"] == ["near"]
+
+
+def printed_at_the_end(summaries):
+    console = Console(record=True, width=120, file=io.StringIO())
+    for table in (best_table(summaries[0]), seeds_table(summaries)):
+        console.print(table)
+    return console.export_text()

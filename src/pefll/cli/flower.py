@@ -19,7 +19,7 @@ from pefll.data import CLIENT, LABEL
 app = typer.Typer(
     no_args_is_help=True,
     help="Train with clients on other machines, with Flower: set up, serve, take part, personalise.\n\n"
-    'Needs `pip install "pefll[flower]"`. See docs/deploy.md. Start with `pefll flower demo`.',
+    "Needs `pip install flwr==1.41.0`. See docs/deploy.md. Start with `pefll flower demo`.",
 )
 
 Hosts = Annotated[
@@ -37,7 +37,7 @@ def need_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+        raise PefllError("real clients need Flower: pip install flwr==1.41.0", code="PEFLL-F401") from None
 
 
 @app.command()

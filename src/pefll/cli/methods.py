@@ -12,6 +12,7 @@ from pefll.cli.console import out
 from pefll.cli.options import parse_settings
 from pefll.core.plugins import allow
 from pefll.methods import METHODS, hyperparameters, method_class, typed_settings
+from pefll.runs.titles import title_of
 
 
 def methods(
@@ -27,7 +28,8 @@ def methods(
     for each in [name] if name else METHODS:
         defaults = hyperparameters(each)
         kind: Any = method_class(each)
-        out.print(f"[bold]{each}[/bold]: {escape((kind.__doc__ or '').splitlines()[0])}", highlight=False)
+        about = escape((kind.__doc__ or "").splitlines()[0])
+        out.print(f"[bold]{each}[/bold] ({escape(title_of(each))}): {about}", highlight=False)
         notes: dict[str, str] = {}
         for variation_of in reversed(kind.__mro__):  # a subclass explains only what it adds
             lines = (variation_of.__doc__ or "").splitlines()[1:]

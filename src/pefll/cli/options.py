@@ -50,7 +50,12 @@ OwnMethod = Annotated[
     str | None, typer.Option("--method", help="your.module:Class, if the run's method is your own code.")
 ]
 OwnTask = Annotated[
-    str | None, typer.Option("--task", help="your.module:Class, if the run's task, loss or metric is your own code.")
+    str | None,
+    typer.Option(
+        "--task",
+        help="The run's --task again, if it names your own code: your.module:Class, or 'classification "
+        "own_loss=your.module:function'.",
+    ),
 ]
 OwnModels = Annotated[list[str] | None, typer.Option("--model", help="your.module:function; may be repeated.")]
 OwnMethods = Annotated[list[str] | None, typer.Option("--method", help="your.module:Class; may be repeated.")]

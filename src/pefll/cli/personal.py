@@ -41,6 +41,7 @@ from pefll.runs.model_folder import INDEX
 from pefll.runs.new_client import labelled_clients, unlabelled_words
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import figure_text
+from pefll.tasks.sums import shares_of
 from pefll.training import personalizing, run
 
 
@@ -128,7 +129,8 @@ def evaluate(
         typer.echo(json.dumps({"run": str(path), **source, "split": split, **changed, **groups}, indent=2))
         return
     what = "accuracy" if trained.model_spec.classes else "metrics"
-    out.print(accuracy_table(groups, f"{split.capitalize()} {what}", ("masked",) if mask_labels else ()))
+    shares = shares_of(trained.method.problem.task)
+    out.print(accuracy_table(groups, f"{split.capitalize()} {what}", ("masked",) if mask_labels else (), shares))
 
 
 def _other_data(trained: run.Run, data: Path, label: str, client_column: str | None) -> Federation:
@@ -203,7 +205,7 @@ def personalize(
     personal.save(target, overwrite=force)
     say(out, f"{target}: a personal {trained.model_spec.model} from {counted(len(x), 'sample')}")
     if y is not None and not trained.model_spec.classes:
-        say(out, f"On the samples it was made from: {_metrics_text(personal.metrics(x, y))}.")
+        say(out, f"On the samples it was made from: {_metrics_text(personal.metrics(x, y), personal.task)}.")
     elif y is not None:
         right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
         say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
@@ -366,7 +368,7 @@ def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None
     if y is not None:
         there = has_label(y)
         metrics = personal.metrics(x[there], without_gaps(y[there]))
-        say(out, f"{counted(int(there.sum()), 'sample')} with labels: {_metrics_text(metrics)}")
+        say(out, f"{counted(int(there.sum()), 'sample')} with labels: {_metrics_text(metrics, personal.task)}")
 
 
 def _prediction_text(row: Any, names: tuple[str, ...]) -> str:
@@ -377,8 +379,8 @@ def _prediction_text(row: Any, names: tuple[str, ...]) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in zip(names, row, strict=True))
 
 
-def _metrics_text(metrics: dict[str, float]) -> str:
-    return ", ".join(f"{name} {figure_text(metrics, name)}" for name in metrics)
+def _metrics_text(metrics: dict[str, float], task: Any) -> str:
+    return ", ".join(f"{name} {figure_text(metrics, name, shares_of(task))}" for name in metrics)
 
 
 def _client_row(one: run.ClientScore | run.ClientMetrics, mask_labels: bool) -> dict[str, Any]:

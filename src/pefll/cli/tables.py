@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from rich.table import Table
@@ -9,10 +10,16 @@ from rich.table import Table
 from pefll.runs.record import GROUPS, MEASURES, figure_text, figures_in, is_share
 
 
-def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...] = ()) -> Table:
+def accuracy_table(
+    groups: dict[str, Any], title: str, measures: tuple[str, ...] = (), shares: Collection[str] = ()
+) -> Table:
     """Return a table with a row for each group of clients and a column for each measure.
 
-    By default these are accuracies and further metrics, or all metrics of another task.
+    Args:
+        groups: the figures of each group by name.
+        title: above the table.
+        measures: by default accuracies and further metrics, or all metrics of another task.
+        shares: the user's metrics that are shown in per cent.
     """
     known: dict[str, Any] = next((values for values in groups.values() if values), {})
     if not measures:
@@ -21,7 +28,7 @@ def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...]
         measures = (*MEASURES, *more) if classifies else tuple(known)
     table = Table("clients", *(measure.replace("_", " ") for measure in measures), title=title, title_justify="left")
     for name, values in groups.items():
-        cells = ("—" if values is None else figure_text(values, measure) for measure in measures)
+        cells = ("—" if values is None else figure_text(values, measure, shares) for measure in measures)
         table.add_row(name, *cells)
     return table
 
@@ -29,7 +36,7 @@ def accuracy_table(groups: dict[str, Any], title: str, measures: tuple[str, ...]
 def best_table(summary: dict[str, Any]) -> Table:
     """Return the table of a summary's test metrics at the best round."""
     what = "Test accuracy" if "accuracy" in summary else "Test metrics"
-    return accuracy_table(figures_in(summary)["best"], f"{what} at the best round")
+    return accuracy_table(figures_in(summary)["best"], f"{what} at the best round", shares=summary.get("shares", ()))
 
 
 def seeds_table(summaries: list[dict[str, Any]]) -> Table:
@@ -38,7 +45,7 @@ def seeds_table(summaries: list[dict[str, Any]]) -> Table:
 
     groups = [group for one in summaries for group in figures_in(one)["best"].values() if group]
     first = next(iter(groups[0])) if groups else "per_sample"
-    share = is_share(first, first)
+    share = any(is_share(first, first, one.get("shares", ())) for one in summaries)
     what = "accuracy" if first == "per_sample" else first
 
     def text(values: list[float]) -> str:

@@ -70,7 +70,8 @@ def train(
         str | None,
         typer.Option(
             help="What labels are: classification, regression, multilabel, or your.module:Class. Settings follow, as "
-            "in 'regression loss_name=huber'. [default: what fits the labels]"
+            "in 'regression loss_name=huber' or 'classification own_loss=your.module:function'. "
+            "[default: what fits the labels]"
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training. [default: 1000]")] = None,
@@ -187,8 +188,8 @@ def train(
     log: Annotated[
         str | None,
         typer.Option(
-            help="Loggers, with commas between them: tensorboard, trackio, wandb. Each needs its package, such as "
-            "pefll[trackio]."
+            help="Loggers, with commas between them: tensorboard, trackio, wandb. Each needs its package: "
+            "`pip install trackio`."
         ),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as `--log tensorboard`.")] = False,
@@ -306,7 +307,8 @@ def train(
             target = folder or _free(Path("runs") / name)
             configs = [dataclasses.replace(config, seed=number) for number in parse_seeds(seeds)]
             folders = [RunFolder(seed_folder(target, each.seed)) for each in configs]
-        if any(RunFolder(each).config_file.exists() for each in (target, *target.glob("seed-[0-9]*"))):
+        there = [RunFolder(each) for each in (target, *target.glob("seed-[0-9]*"))]
+        if any(each.config_file.exists() and not each.is_untrained() for each in there):
             raise PefllError(
                 f"{target} holds a run already: resume it with `pefll train --resume {target}`, or choose another "
                 "--out",

@@ -12,11 +12,12 @@ import shlex
 import sys
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import argument, either
+from pefll.core.wording import argument, either, first_few
 
 # Environment variable with the names of the code that child processes may import, separated by commas.
 CODE = "PEFLL_CODE"
@@ -62,20 +63,26 @@ def is_allowed(reference: str) -> bool:
     return reference in _allowed or reference in os.environ.get(CODE, "").split(",")
 
 
+def check_allowed(references: Sequence[str], what: str, advice: str) -> None:
+    """Raise PefllError if the user did not name some of this code; `advice` is the argument that names all of it."""
+    references = list(dict.fromkeys(references))
+    if strange := [each for each in references if not is_allowed(each)]:
+        codes = " ".join(f"--code {shlex.quote(each)}" for each in references)
+        raise PefllError(
+            f"a file or a server names the code {first_few(map(repr, strange))} as {what}; it runs only if you name it "
+            f"yourself: pass {advice} (for a client {codes}), or set {CODE}={','.join(references)} in the environment",
+            code="PEFLL-M001",
+        )
+
+
 def import_name(reference: str, what: str, *, setting: bool = False) -> Any:
     """Import and return the object `package.module:name`. The module may also be in the current folder.
 
     PefllError if the user did not name it, or if the import fails. `what` describes it, for example `"model"`. With
     `setting`, it is a hyper-parameter of this name.
     """
-    if not is_allowed(reference):
-        named = either(f"--set {what}={shlex.quote(reference)}", f"{what}={reference!r}")
-        named = named if setting else argument(what, reference)
-        raise PefllError(
-            f"a file or a server names the code {reference!r} as {what}; it runs only if you name it yourself: "
-            f"pass {named} (for a client {argument('code', reference)}), or set {CODE}={reference} in the environment",
-            code="PEFLL-M001",
-        )
+    named = either(f"--set {what}={shlex.quote(reference)}", f"{what}={reference!r}")
+    check_allowed([reference], what, named if setting else argument(what, reference))
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `python -m` adds this folder, a console script does not

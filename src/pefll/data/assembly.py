@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
+from pefll.data.normalise import with_channel_stats
 from pefll.data.plan_learning import learn
 from pefll.data.samples import TRAIN, Array, Samples
 from pefll.data.table_plan import TablePlan
@@ -25,7 +26,8 @@ def assemble(
 ) -> Federation:
     """Return the federation in which entry r gives sample `rows[r]` to client `owner[r]`, in the split `split[r]`.
 
-    Within a client and split, the entries keep their order.
+    Within a client and split, the entries keep their order. Images without channel statistics get those of the seen
+    clients' training samples.
 
     Args:
         samples: the samples.
@@ -59,7 +61,7 @@ def assemble(
     )
     if raw is not None and max(np.fmax.reduce(raw, axis=None), -np.fmin.reduce(raw, axis=None)) > _LARGE:
         made._raw["x"] = raw
-    return made
+    return with_channel_stats(made)
 
 
 def _encoded(

@@ -203,11 +203,13 @@ def read_member(
     owner = np.zeros(len(x), dtype=np.int64)
     known = classes or None
     plain = samples_from_arrays(x, y, owner, parts, known, path.name, tokens=tokens, labels=labels)
-    samples = replace(plain, normalise=normalise if plain.x.dtype == np.uint8 else None)
-    if samples.split is None:
-        return natural(samples, seed, unseen=0.0)
-    assert samples.client is not None
-    return assemble(samples, samples.client, samples.split, num_seen=1, partition="one client")
+    if plain.split is None:
+        made = natural(plain, seed, unseen=0.0)
+    else:
+        assert plain.client is not None
+        made = assemble(plain, plain.client, plain.split, num_seen=1, partition="one client")
+    # In place of the statistics of this client alone.
+    return replace(made, normalise=normalise if plain.x.dtype == np.uint8 else None)
 
 
 def _read_split(path: Path, split: str) -> Any:

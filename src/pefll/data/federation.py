@@ -223,8 +223,8 @@ class Federation:
         if self.normalise is None:
             if self.holds_images:
                 raise PefllError(
-                    f"{self.name}: its pixels have no channel statistics; make the federation with make_federation, "
-                    "or pass it through pefll.data.with_channel_stats",
+                    f"{self.name}: its pixels have no channel statistics; pass the federation through "
+                    "pefll.data.with_channel_stats",
                     code="PEFLL-D146",
                 )
             return x.to(dtype)

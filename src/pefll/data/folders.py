@@ -77,7 +77,7 @@ def read_images(files: Sequence[Path]) -> Array:
     try:
         from PIL import Image
     except ImportError:
-        raise PefllError("reading images needs Pillow: pip install 'pefll[files]'", code="PEFLL-D153") from None
+        raise PefllError("reading images needs Pillow: pip install pillow", code="PEFLL-D153") from None
     # Read all headers before any pixel, because a file of a few bytes may contain a huge picture.
     channels, height, width = _shape(Image, files[0])
     for path in files[1:]:

@@ -18,6 +18,7 @@ from pefll.data.assembly import assemble
 from pefll.data.federation import Federation
 from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
 
+UNSEEN = 0.1  # the default share of unseen clients
 _FEW = 10_000  # this many clients always fit into memory; later checks explain a lack of samples better
 
 
@@ -179,6 +180,12 @@ def natural(
     number = _number_clients(samples, samples.client, clients, random)
     total = int(number.max()) + 1
     if named := names_of_clients(unseen_clients):
+        if share(unseen, "unseen") != UNSEEN:
+            raise PefllError(
+                f"{argument('unseen', unseen)} has no effect, because {argument('unseen_clients')} names the unseen "
+                "clients; leave one of them out",
+                code="PEFLL-D642",
+            )
         number, num_seen = _named_last(samples, number, named)
     else:
         num_seen = _num_seen(total, unseen)
@@ -252,9 +259,11 @@ def by_indices(
             rows = _indices(indices, name, len(owner))
             if (taken := owner[rows] >= 0).any() or len(np.unique(rows)) < len(rows):
                 twice = rows[taken][0] if taken.any() else np.flatnonzero(np.bincount(rows) > 1)[0]
+                first = int(owner[twice]) if taken.any() else number
+                where = "twice" if first == number else f"also among those of client {names[first] if names else first}"
                 raise PefllError(
-                    f"{samples.name}: the index {int(twice)} of client {name} is there twice; give each sample to one "
-                    "client and one split",
+                    f"{samples.name}: the index {int(twice)} of client {name} is there {where}; give each sample to "
+                    "one client and one split",
                     code="PEFLL-D608",
                 )
             owner[rows], split[rows] = number, SPLITS.index(word)
@@ -286,6 +295,12 @@ def _indices(indices: Any, client: str, total: int) -> Array:
         rows = np.empty((0, 0))
     if rows.size == 0 and rows.ndim == 1:
         return np.empty(0, dtype=np.int64)
+    if rows.dtype.kind == "b":
+        raise PefllError(
+            f"the indices of client {client} are a boolean mask; give the places where it is True, with "
+            "np.flatnonzero(mask)",
+            code="PEFLL-D643",
+        )
     if rows.ndim != 1 or rows.dtype.kind not in "ui":
         raise PefllError(
             f"the indices of client {client} are {shown(indices)}; give whole numbers, for example [0, 5, 7]",

@@ -14,7 +14,6 @@ from pefll.data import cifar, digits, femnist, frames, leaf, mnist_writers, shak
 from pefll.data.cache import Report, cached, stamp_of
 from pefll.data.column_use import AS_IT_IS, Use, refuse_use
 from pefll.data.federation import Federation
-from pefll.data.normalise import with_channel_stats
 from pefll.data.owners import CLIENT
 from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
 from pefll.data.samples import Samples
@@ -179,7 +178,7 @@ def make_federation(
     check_is_samples(samples)
     kind, numbers = _parse(partition)
     if kind == "natural":
-        return with_channel_stats(natural(samples, seed, unseen=unseen, clients=clients, unseen_clients=unseen_clients))
+        return natural(samples, seed, unseen=unseen, clients=clients, unseen_clients=unseen_clients)
     if (named := names_of_clients(unseen_clients)) or samples.time is not None:
         given = argument("unseen_clients") if named else argument("time", option="--time-column")
         raise PefllError(
@@ -192,9 +191,9 @@ def make_federation(
             f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}", code="PEFLL-D206"
         )
     if kind == "by-class":
-        return with_channel_stats(by_class(samples, clients, int(numbers[0]), seed, unseen=unseen))
+        return by_class(samples, clients, int(numbers[0]), seed, unseen=unseen)
     other = numbers[1] if len(numbers) == 2 else None
-    return with_channel_stats(dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen))
+    return dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen)
 
 
 def _parse(partition: str) -> tuple[str, list[float]]:

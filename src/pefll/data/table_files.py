@@ -32,8 +32,8 @@ def read_frame(path: Path) -> Any:
             import pyarrow.compute
             import pyarrow.parquet
     except ImportError:
-        needs = "pandas and pyarrow" if parquet else "pandas"
-        raise PefllError(f"reading {what} needs {needs}: pip install 'pefll[files]'", code="PEFLL-D162") from None
+        needs = "pandas pyarrow" if parquet else "pandas"
+        raise PefllError(f"reading {what} needs more packages: pip install {needs}", code="PEFLL-D162") from None
     try:
         if parquet:
             return _read_parquet(path, pyarrow)

@@ -11,7 +11,6 @@ from pefll.core.errors import PefllError
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.column_use import use_of
 from pefll.data.federation import Federation
-from pefll.data.normalise import with_channel_stats
 from pefll.data.partition import natural
 from pefll.data.samples import Samples
 from pefll.data.selecting import selected
@@ -140,4 +139,4 @@ def federation_of_clients(
     samples, notes = selected(samples, missing, min_samples)
     for note in notes:
         warnings.warn(note, stacklevel=3)
-    return with_channel_stats(natural(samples, seed, **parts))
+    return natural(samples, seed, **parts)

@@ -31,7 +31,7 @@ On each client's machine, with its own folder from `clients/` (send it over a sa
 
     pefll flower client CLIENT-NAME --data /path/to/my/data
 
-Everybody needs the same pefll: pip install "pefll[flower]=={version}"
+Everybody needs pefll {version} and Flower: pip install flwr==1.41.0
 
 `pefll flower add {name} NEW-NAME` adds a client. After training, `pefll flower personalize {name}` makes a model for
 every connected client, also for those that did not train.

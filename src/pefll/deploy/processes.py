@@ -51,7 +51,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401")
+        raise PefllError("real clients need Flower: pip install flwr==1.41.0", code="PEFLL-F401")
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.wording import argument, counted
-from pefll.data import CLIENT, LABEL, Normalise, load_samples, natural, with_channel_stats
+from pefll.data import CLIENT, LABEL, Normalise, load_samples, natural
 from pefll.data.federation import Federation
 from pefll.data.samples import Samples
 from pefll.deploy.plan import check_names
@@ -148,4 +148,4 @@ def statistics(samples: Samples) -> Normalise | None:
 def _one_client(samples: Samples, **shares: Any) -> Federation:
     """Return the samples as those of one client, with the statistics of its training samples; see `natural`."""
     alone = replace(samples, client=np.zeros(len(samples.x), dtype=np.int64), client_names=(), client_keys=None)
-    return with_channel_stats(natural(alone, 0, unseen=0.0, **shares))
+    return natural(alone, 0, unseen=0.0, **shares)

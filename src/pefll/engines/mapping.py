@@ -13,9 +13,13 @@ from pefll.core.derivatives import gradient, pull_back
 from pefll.core.errors import PefllError, first_line
 from pefll.core.plugins import fault
 from pefll.core.wording import argument
+from pefll.data.client import Batch
+from pefll.data.federation import Federation
 from pefll.methods.contract import Method, Problem
 from pefll.models.check import alike, some_sample, some_weights
 from pefll.models.own import OwnEmbedding, own_networks
+from pefll.tasks import Task
+from pefll.tasks.checking import loss_of
 
 
 @contextmanager
@@ -86,6 +90,32 @@ def check_embedding_mapped(method: Method[Any]) -> None:
                 f"{argument('engine', 'serial')}",
                 code="PEFLL-E531",
             )
+
+
+def check_task_mapped(task: Task, federation: Federation) -> None:
+    """Raise PefllError if a task's loss, its gradient or its metrics cannot be mapped over clients."""
+    rows = federation.rows[:2].to(federation.y.device)
+    if not len(rows):
+        return
+    y = federation.y[rows].cpu()
+    output = torch.linspace(-1, 1, len(y) * task.outputs).reshape(len(y), task.outputs)
+    known = torch.ones(federation.classes, dtype=torch.bool) if federation.classes else None
+    functions = {
+        loss_of(task): lambda output, y: gradient(lambda at: task.loss(at, y).sum(), output),
+        f"a metric of the task {type(task).__name__}": lambda output, y: tuple(
+            task.measure(output, Batch(output, y, torch.ones(len(y))), known)
+        ),
+    }
+    for what, function in functions.items():
+        try:
+            torch.vmap(function)(torch.stack([output, -output]), torch.stack([y, y.flip(0)]))
+        except Exception as error:  # a user's code may raise anything
+            place = fault(error).partition(": ")[0] or type(error).__name__
+            raise PefllError(
+                f"the vector engine cannot map {what} over clients, because {_short_reason(error)} ({place}); choose "
+                f"between values with torch.where, or use {argument('engine', 'serial')}",
+                code="PEFLL-E640",
+            ) from error
 
 
 def _short_reason(error: Exception) -> str:

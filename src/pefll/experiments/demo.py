@@ -21,10 +21,10 @@ from pefll.core.wording import argument
 from pefll.data import TEST, TRAIN, VALIDATION, Federation, load_samples, make_federation
 from pefll.report import curves, descriptor_map, federation_picture, mean_std_text
 from pefll.runs.record import RunFolder
+from pefll.runs.titles import TITLES
 from pefll.training.fitting import fit
 from pefll.training.run import Run
 
-TITLES = {"local": "Local", "fedavg": "FedAvg", "pefll": "PeFLL"}
 # These learning rates are best on the validation samples of seen clients (benchmarks/demo_grid.py).
 SETTINGS: dict[str, dict[str, Any]] = {
     "local": {"client_lr": 5e-3},

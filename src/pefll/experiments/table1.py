@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from pefll.runs.titles import TITLES as METHOD_TITLES
+
 if TYPE_CHECKING:
     from pefll.training.callbacks import Callback
     from pefll.training.run import Run
@@ -118,20 +120,22 @@ CELLS: tuple[Cell, ...] = (
     Cell("mnist_writers", 836, "natural", "MNIST, 836 writers", 50_391, clients_per_round=5),
 )
 
+TEN_STEPS = ", ten steps on the device"
+
 # The rows, in the paper's order. Those after PeFLL are not in the paper.
 ROWS: tuple[Row, ...] = (
-    Row("local", "local", title="Local"),
-    Row("fedavg", "fedavg", title="FedAvg"),
-    Row("per-fedavg", "per-fedavg", title="Per-FedAvg"),
-    Row("fedrep", "fedrep", title="FedRep"),
-    Row("pfedme", "pfedme", title="pFedMe"),
-    Row("knn-per", "knn-per", title="kNN-Per"),
-    Row("pfedhn", "pfedhn", title="pFedHN"),
-    Row("pefll", "pefll", title="PeFLL"),
-    Row("pefll-ten-steps", "pefll", {"refine_steps": 10}, title="PeFLL, ten steps on the device"),
-    Row("pefll-prior", "pefll-prior", title="PeFLL + label prior"),
-    Row("pefll-plus", "pefll-plus", title="PeFLL+"),
-    Row("pefll-plus-ten-steps", "pefll-plus", {"refine_steps": 10}, title="PeFLL+, ten steps on the device"),
+    Row("local", "local", title=METHOD_TITLES["local"]),
+    Row("fedavg", "fedavg", title=METHOD_TITLES["fedavg"]),
+    Row("per-fedavg", "per-fedavg", title=METHOD_TITLES["per-fedavg"]),
+    Row("fedrep", "fedrep", title=METHOD_TITLES["fedrep"]),
+    Row("pfedme", "pfedme", title=METHOD_TITLES["pfedme"]),
+    Row("knn-per", "knn-per", title=METHOD_TITLES["knn-per"]),
+    Row("pfedhn", "pfedhn", title=METHOD_TITLES["pfedhn"]),
+    Row("pefll", "pefll", title=METHOD_TITLES["pefll"]),
+    Row("pefll-ten-steps", "pefll", {"refine_steps": 10}, title=f"{METHOD_TITLES['pefll']}{TEN_STEPS}"),
+    Row("pefll-prior", "pefll-prior", title=METHOD_TITLES["pefll-prior"]),
+    Row("pefll-plus", "pefll-plus", title=METHOD_TITLES["pefll-plus"]),
+    Row("pefll-plus-ten-steps", "pefll-plus", {"refine_steps": 10}, title=f"{METHOD_TITLES['pefll-plus']}{TEN_STEPS}"),
 )
 TITLES = {row.name: row.title for row in ROWS}
 OURS = tuple(row.name for row in ROWS if row.method.startswith("pefll"))  # everything else is a baseline

@@ -44,8 +44,8 @@ def _check_layer(where: str, layer: nn.Module) -> None:
     """Raise PefllError for a layer with batch statistics, random numbers or gradients that vmap does not support."""
     if keeps_statistics(layer):
         raise PefllError(
-            f"{where} keeps statistics of batches, which are no weights that a hypernetwork could generate; replace "
-            "such layers by GroupNorm with pefll.replace_batchnorm(model)",
+            f"{where} keeps statistics of batches, which are no weights and so cannot be trained across clients; "
+            "replace such layers by GroupNorm with pefll.replace_batchnorm(model)",
             code="PEFLL-N028",
         )
     if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,36 +15,27 @@ from pefll.core.arguments import path as as_path
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.core.wording import first_few
+from pefll.report.groups import SeedGroup, group_runs, names_of, task_of
+from pefll.report.markup import latex, latex_figure, markdown, markdown_figure
 from pefll.report.runs import (
-    MISSING,
-    SeedGroup,
     StoredRun,
     describe_data,
-    group_runs,
+    in_per_cent,
     mean_and_std,
     mean_std_text,
     read_runs,
     same_data,
     same_metric,
-    task_of,
 )
 from pefll.report.significance import Difference, Pair, paired_bootstrap
-from pefll.runs.record import ERRORS, GROUPS, MEASURES, figures_in, is_share, metric_word, runs_below
+from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, metric_word, runs_below
+from pefll.runs.titles import title_of
 
 TABLES = ("md", "tex", "csv")
 SURE = 0.05  # largest p-value of a difference that is called one
 # The counts of right samples in a summary that a measure is a ratio of; other measures have no paired test.
 _COUNTS = {"per_sample": "correct", "masked": "masked"}
-_OVER_CLIENTS = ("per_client", "worst_tenth")  # of the metric that chooses the best round
 _WORDS = {"per_sample": "", "per_client": "mean over clients", "masked": "masked", "worst_tenth": "worst tenth"}
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    }
-)
 
 
 class Column(NamedTuple):
@@ -58,6 +48,10 @@ class Column(NamedTuple):
     def heading(self) -> str:
         """The column's name in a table."""
         return ", ".join(filter(None, (self.group, _WORDS.get(self.measure, metric_word(self.measure)))))
+
+    def measured(self, metric: str) -> str:
+        """Return the metric of the column: that of the runs, `metric`, for its means over clients."""
+        return behind(self.measure, metric)
 
 
 @dataclass(frozen=True)
@@ -100,6 +94,12 @@ class Row:
     runs: SeedGroup
     cells: dict[Column, Cell]
 
+    @property
+    def title(self) -> str:
+        """The name of the runs with the title of the method, as papers write it."""
+        method = self.runs.runs[0].text("method")
+        return title_of(method) + self.runs.label.removeprefix(method)
+
 
 @dataclass(frozen=True)
 class ComparisonTable:
@@ -109,79 +109,97 @@ class ComparisonTable:
         metric: the metric that chooses the best round of these runs.
         columns: the columns, in order.
         rows: the rows; those of the same data stand together.
+        shares: the measures that are in per cent.
+        same_description: names of runs, by the number of their data, where other data have the same description.
     """
 
     metric: str
     columns: list[Column]
     rows: list[Row]
+    shares: set[str]
+    same_description: dict[int, str]
 
     @property
     def title(self) -> str:
         """What the figures are, and which of them are in per cent."""
-        shares = {cell.per_cent for row in self.rows for cell in row.cells.values() if cell.values}
-        names = list(dict.fromkeys(_measured(self.metric, column) for column in self.columns))
-        names = [name for name in names if name != "masked" or len(names) == 1]  # masked is an accuracy, too
-        what = first_few(map(metric_word, names))
-        return f"Test {what}" + (" in %" if False not in shares else " (shares in %)" if True in shares else "")
+        shares = {column.measured(self.metric): column.measure in self.shares for column in self.columns}
+        if len(shares) > 1:
+            shares.pop("masked", None)  # an accuracy, too
+        if all(shares.values()):
+            return f"Test {first_few(map(metric_word, shares))} in %"
+        return f"Test {first_few(metric_word(name) + ' in %' * share for name, share in shares.items())}"
 
     @property
     def note(self) -> str:
         """What the figures and marks mean, in sentences."""
-        sentences = [f"{self.title} at the best round, mean ± standard deviation over n seeds; bold: the best."]
-        if any(cell.is_worse for row in self.rows for cell in row.cells.values()):
+        cells = [cell for row in self.rows for cell in row.cells.values()]
+        bold = "; bold: the best" if any(cell.best for cell in cells) else ""
+        sentences = [f"{self.title} at the best round, mean ± standard deviation over n seeds{bold}."]
+        if any(cell.is_worse for cell in cells):
             sentences.append(
                 f"*: behind the best by a paired bootstrap over clients, p < {SURE}, without a correction for several "
                 "comparisons."
             )
         if self._has_data:
             sentences.append("Only rows of the same data can be compared.")
+            sentences += [f"Data ({number}): {runs}." for number, runs in self.same_description.items()]
+        else:
+            sentences.append(f"Data: {self.rows[0].data}.")
         if len({row.runs.runs[0].text("task") for row in self.rows}) > 1 and self._has_loss:
             sentences.append("Losses of different tasks cannot be compared.")
         return " ".join(sentences)
 
     @property
     def _has_loss(self) -> bool:
-        return any(_measured(self.metric, column) == "loss" for column in self.columns)
+        return any(column.measured(self.metric) == "loss" for column in self.columns)
 
     @property
     def _has_data(self) -> bool:
         return len({row.data for row in self.rows}) > 1
 
-    def _texts(self) -> list[list[str]]:
-        """Return the leading cells of each row: data if they differ, the runs, and the number of seeds."""
-        return [[*([row.data] if self._has_data else []), row.runs.label, str(len(row.runs.runs))] for row in self.rows]
-
     def _headings(self) -> list[str]:
-        return [*(["data"] if self._has_data else []), "runs", "n", *(column.heading for column in self.columns)]
+        return ["runs", "n", *(column.heading for column in self.columns)]
 
     def markdown(self) -> str:
         """Return the table in Markdown, with a note below it."""
-        leading = 2 + self._has_data
-        lines = [self._headings(), ["---"] * (leading - 1) + ["--:"] * (1 + len(self.columns))]
-        for texts, row in zip(self._texts(), self.rows, strict=True):
-            lines.append([*map(_escaped, texts), *(_markdown_figure(row.cells[column]) for column in self.columns)])
+        data = self._has_data
+        lines = [["data"] * data + self._headings(), ["---"] * (1 + data) + ["--:"] * (1 + len(self.columns))]
+        for row in self.rows:
+            texts = [row.data] * data + [row.runs.label, str(len(row.runs.runs))]
+            lines.append(
+                [
+                    *map(markdown, texts),
+                    *(markdown_figure(row.cells[column].text, best=row.cells[column].best) for column in self.columns),
+                ]
+            )
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{table}\n\n{_escaped(self.note)}\n"
+        return f"{table}\n\n{markdown(self.note)}\n"
 
-    def latex(self) -> str:
-        """Return the table in LaTeX; it needs the package booktabs."""
-        leading = 2 + self._has_data
+    def latex(self, name: str = "comparison") -> str:
+        """Return the table in LaTeX, with the label tab:name; it needs the package booktabs."""
+        width = 2 + len(self.columns)
         lines = [
             r"\begin{table}",
             r"  \centering",
-            rf"  \caption{{{_latex(self.note)}}}",
-            rf"  \begin{{tabular}}{{{'l' * (leading - 1)}r{'r' * len(self.columns)}}}",
+            rf"  \caption{{{latex(self.note)}}}",
+            rf"  \label{{tab:{name}}}",
+            rf"  \begin{{tabular}}{{l{'r' * (width - 1)}}}",
             r"    \toprule",
-            f"    {' & '.join(map(_latex, self._headings()))} \\\\",
-            r"    \midrule",
+            f"    {' & '.join(map(latex, self._headings()))} \\\\",
         ]
         before = None
-        for texts, row in zip(self._texts(), self.rows, strict=True):
-            if before not in (None, row.data):
+        for row in self.rows:
+            if row.data != before:
                 lines.append(r"    \midrule")
+                if self._has_data:
+                    lines.append(rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{latex(row.data)}}}}} \\")
             before = row.data
-            figures = [_latex_figure(row.cells[column]) for column in self.columns]
-            lines.append(f"    {' & '.join([*map(_latex, texts), *figures])} \\\\")
+            cells = [
+                latex_figure(cell.figure, best=cell.best, worse=cell.is_worse)
+                for cell in map(row.cells.get, self.columns)
+                if cell
+            ]
+            lines.append(f"    {' & '.join([latex(row.title), str(len(row.runs.runs)), *cells])} \\\\")
         return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
 
 
@@ -218,16 +236,19 @@ class Comparison:
     def markdown(self) -> str:
         """Return the tables in Markdown, each with a note below it; several tables have titles."""
         several = len(self.tables) > 1
-        return "\n".join(f"**{_escaped(table.title)}**\n\n" * several + table.markdown() for table in self.tables)
+        return "\n".join(f"**{markdown(table.title)}**\n\n" * several + table.markdown() for table in self.tables)
 
     def latex(self) -> str:
         """Return the tables in LaTeX; they need the package booktabs."""
-        return "\n".join(
-            ["% \\usepackage{booktabs}\n" + self.tables[0].latex(), *(one.latex() for one in self.tables[1:])]
-        )
+        first, *others = self.tables
+        texts = [first.latex(), *(one.latex(f"comparison-{one.metric.replace('_', '-')}") for one in others)]
+        return "% \\usepackage{booktabs}\n" + "\n".join(texts)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a dictionary for each cell: the row, the column, all figures and the paired test. CSV has the same."""
+        """Return a dictionary for each cell: the row, the column, all figures and the paired test.
+
+        Figures are numbers, NaN if there is none. CSV has the same.
+        """
         found = []
         for row in self.rows:
             for column, cell in row.cells.items():
@@ -242,13 +263,14 @@ class Comparison:
                         "clients": column.group,
                         "measure": column.measure,
                         "seeds": len(cell.values),
-                        "mean": _figure(mean, cell.per_cent),
-                        "std": _figure(std, cell.per_cent),
+                        "unit": "%" if cell.per_cent else "",
+                        "mean": mean,
+                        "std": math.nan if std is None else std,
                         "best": int(cell.best),
-                        "behind_best": _figure(None if test is None else -test.points),
-                        "low": _figure(None if test is None else -test.high),
-                        "high": _figure(None if test is None else -test.low),
-                        "p": "" if test is None else f"{test.p:.4g}",
+                        "behind_best": math.nan if test is None else 0.0 - test.points,
+                        "low": math.nan if test is None else 0.0 - test.high,
+                        "high": math.nan if test is None else 0.0 - test.low,
+                        "p": math.nan if test is None else test.p,
                     }
                 )
         return found
@@ -261,7 +283,7 @@ class Comparison:
             raise PefllError(f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv", "PEFLL-O620")
         make_folder(path.parent)
         if form == "csv":
-            write_csv(path, self.records())
+            write_csv(path, map(_in_csv, self.records()))
         else:
             write_whole(path, (self.markdown() if form == "md" else self.latex()).encode())
 
@@ -299,18 +321,30 @@ def _table(runs: Sequence[StoredRun], measures: Sequence[str]) -> ComparisonTabl
     have = {name for run in runs for name in _measures_of(run)}
     measures = [name for name in measures if name in have] if measures else [metric]
     blocks: list[list[SeedGroup]] = []
-    for group in group_runs(runs):
+    for group in group_runs(runs, name_data=False):
         same = next((block for block in blocks if same_data(block[0].runs[0], group.runs[0])), None)
         blocks.append([group]) if same is None else same.append(group)
     groups = [who for who in GROUPS if any(run.accuracy("best", who, metric) is not None for run in runs)]
     columns = [Column(who, measure) for measure in measures for who in groups]
+    shares = {measure for measure in measures if in_per_cent(runs, measure)}
+    described = [describe_data(block[0].runs[0]) for block in blocks]
+    again = {number: text for number, text in enumerate(described, 1) if described.count(text) > 1}
     rows = []
-    for block, data in zip(blocks, _names_of([block[0].runs[0] for block in blocks]), strict=True):
-        cells = {column: _cells(block, column) for column in columns}
+    for number, (block, data) in enumerate(zip(blocks, described, strict=True), 1):
+        cells = {column: _cells(block, column, column.measure in shares) for column in columns}
         rows += [
-            Row(data, group, {column: cells[column][place] for column in columns}) for place, group in enumerate(block)
+            Row(
+                f"{data} ({number})" if number in again else data,
+                group,
+                {column: cells[column][place] for column in columns},
+            )
+            for place, group in enumerate(block)
         ]
-    return ComparisonTable(metric, columns, rows)
+    names = dict(zip(map(id, runs), names_of(runs), strict=True))
+    which = {
+        number: first_few(names[id(run)] for group in blocks[number - 1] for run in group.runs) for number in again
+    }
+    return ComparisonTable(metric, columns, rows, shares, which)
 
 
 def _measures_of(run: StoredRun) -> set[str]:
@@ -321,30 +355,18 @@ def _measures_of(run: StoredRun) -> set[str]:
     return names | set(MEASURES if run.metric == "per_sample" else ())
 
 
-def _measured(metric: str, column: Column) -> str:
-    """Return the metric of a column: that of the runs, `metric`, for its means over clients."""
-    return metric if column.measure in _OVER_CLIENTS else column.measure
-
-
-def _names_of(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a name for the data of each run; data with the same description get the run's name, too."""
-    names = [describe_data(run) for run in runs]
-    return [f"{name} ({run.name})" if names.count(name) > 1 else name for name, run in zip(names, runs, strict=True)]
-
-
-def _cells(block: Sequence[SeedGroup], column: Column) -> list[Cell]:
-    """Return the cell of each group of runs on the same data."""
-    metric = block[0].runs[0].metric
-    share = is_share(column.measure, metric)
-    measured = _measured(metric, column)
-    sign = -1 if measured in ERRORS else 1
+def _cells(block: Sequence[SeedGroup], column: Column, share: bool) -> list[Cell]:
+    """Return the cell of each group of runs on the same data; none is the best if there is no choice."""
+    measured = column.measured(block[0].runs[0].metric)
+    sign = -1 if any(run.has_error(column.measure) for group in block for run in group.runs) else 1
     # Losses of different tasks are different functions, so that none of them is the best.
-    comparable = measured != "loss" or len({group.runs[0].text("task") for group in block}) == 1
+    comparable = measured != "loss" or len({task_of(group.runs[0]) for group in block}) == 1
     values = [
         [100 * value if share else value for run in group.runs if (value := run.accuracy("best", *column)) is not None]
         for group in block
     ]
     means = [mean_and_std(one)[0] if one else -sign * math.inf for one in values]
+    comparable &= sum(map(bool, values)) > 1
     top = int(np.argmax(sign * np.array(means)))
     cells = []
     for place, (one, mean) in enumerate(zip(values, means, strict=True)):
@@ -381,32 +403,15 @@ def _counts(run: StoredRun, column: Column) -> tuple[Any, Any] | None:
     return (samples, right) if samples.ndim == 1 and samples.shape == right.shape else None
 
 
-def _figure(value: float | None, per_cent: bool = True) -> str:
-    if value is None or math.isnan(value):
+def _in_csv(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with its figures as text: per cent with four digits after the point, and "" for NaN."""
+    return {
+        key: _figure(value, record["unit"] == "%" and key != "p") if isinstance(value, float) else value
+        for key, value in record.items()
+    }
+
+
+def _figure(value: float, per_cent: bool) -> str:
+    if math.isnan(value):
         return ""
     return f"{round(value, 4) + 0.0:.4f}" if per_cent else f"{value:.6g}"  # -0.0 + 0.0 is 0.0
-
-
-def _escaped(text: str) -> str:
-    """Return a text in which Markdown finds no marks."""
-    return re.sub(r"([\\|*_<\[\]`])", r"\\\1", text)
-
-
-def _markdown_figure(cell: Cell) -> str:
-    text = _escaped(cell.text)
-    return f"**{text}**" if cell.best else text
-
-
-def _latex(text: str) -> str:
-    return (
-        text.translate(_LATEX)
-        .replace("±", r"$\pm$")
-        .replace("*:", r"$^*$:")
-        .replace("p <", "$p$ $<$")
-        .replace(MISSING, "---")
-    )
-
-
-def _latex_figure(cell: Cell) -> str:
-    text = _latex(cell.figure)
-    return (rf"\textbf{{{text}}}" if cell.best else text) + ("$^*$" if cell.is_worse else "")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.runs import SeedGroup, StoredRun, different_data, group_runs, read_runs, same_metric
+from pefll.report.groups import SeedGroup, group_runs, note_of_unseen
+from pefll.report.runs import StoredRun, different_data, in_per_cent, read_runs, same_metric
 from pefll.report.table import metric_words
-from pefll.runs.record import ERRORS, GROUPS, RunFolder
+from pefll.runs.record import GROUPS, RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +48,7 @@ MOST_MARKS = 1_500  # clients with a mark of their own; more of them overlap
 CELLS = 44  # hexagons across a picture
 SKEW = 20  # an axis is logarithmic if its largest value is so many times its smallest
 MOST_LETTERS = 160  # in one line across the picture
+MOST_BESIDE = 24  # letters of a name beside the end of its line; names that are longer, or lists, are in the legend
 _STYLES: dict[str, Any] = {"seen": "-", "unseen": (0, (3.2, 1.8))}  # line styles
 
 _STYLE: dict[str, Any] = {
@@ -76,7 +78,8 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     """Draw validation accuracy, or another task's metric, over rounds and over megabytes sent.
 
     Lines are solid for seen clients and dashed for unseen clients. Several seeds are drawn as their mean, with a band
-    of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data.
+    of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data,
+    and says whose unseen clients have no line.
     Runs without an evaluation are ignored.
     """
     runs = [run for run in read_runs(folders) if run.history]
@@ -86,14 +89,16 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
             f"these runs have different metrics ({', '.join(metrics)}); draw the runs of each task alone",
             code="PEFLL-O500",
         )
-    found = [curve for group in group_runs(runs) if len((curve := _curve(group)).rounds)]
+    share = in_per_cent(runs)
+    found = [curve for group in group_runs(runs) if len((curve := _curve(group, share)).rounds)]
     if not found:
         raise PefllError(
             "no run has an evaluation on validation samples; train for more rounds, or choose other runs",
             code="PEFLL-O006",
         )
-    name, _, unit = metric_words(runs[0]).partition(" in ")
-    with drawing(out, (10.5, 4.1)) as figure:
+    name, _, unit = metric_words(runs).partition(" in ")
+    beside = all(len(curve.label) <= MOST_BESIDE and ", " not in curve.label for curve in found)
+    with drawing(out, (10.5, 4.1 if beside else 4.1 + 0.21 * (len(found) + 2))) as figure:
         communicates = any(curve.megabytes[-1] > 0 for curve in found)
         panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
@@ -104,14 +109,17 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
             axes.set_xlim(left=0)
         panels[0].set_xlabel("round")
         panels[0].set_ylabel(f"validation {name}{unit and ', ' + unit}")
-        _label_ends(panels[0], found)
+        if beside:
+            _label_ends(panels[0], found)
         if communicates:
             _megabyte_axis(panels[1], [curve.megabytes[-1] for curve in found])
-        _line_legend(figure, found)
+        _line_legend(figure, found, names=not beside)
+        notes = [note] if (note := note_of_unseen(runs)) else []
         if data := different_data(runs):
             # The warning is printed too, but some readers only see the picture.
-            warning = f"These runs have different data and cannot be compared: {'; '.join(data)}"
-            text = shorten(warning, MOST_LETTERS, placeholder=" …")
+            notes.append(f"These runs have different data and cannot be compared: {'; '.join(data)}")
+        if notes:
+            text = "\n".join(shorten(note, MOST_LETTERS, placeholder=" …") for note in notes)
             figure.suptitle(text, x=0.01, ha="left", fontsize=9.5, color=INK)
 
 
@@ -176,7 +184,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PefllError("drawing needs matplotlib: pip install 'pefll[plot]'", code="PEFLL-O008") from error
+        raise PefllError("drawing needs matplotlib: pip install matplotlib", code="PEFLL-O008") from error
     # Only installed fonts, because matplotlib warns about each missing font.
     wanted = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans")
     installed = set(font_manager.get_font_names())
@@ -210,7 +218,7 @@ class _Curve:
     per_cent: bool = True
 
 
-def _curve(group: SeedGroup) -> _Curve:
+def _curve(group: SeedGroup, share: bool = True) -> _Curve:
     # An unfinished seed would shorten the curves of the others.
     runs = [run for run in group.runs if run.finished] or group.runs
     rounds = runs[0].rounds
@@ -221,7 +229,7 @@ def _curve(group: SeedGroup) -> _Curve:
         return values[np.isin(run.rounds, rounds)]
 
     values = {who: np.array([at_rounds(run, run.validation(who, run.metric)) for run in runs]) for who in GROUPS}
-    share, smaller = runs[0].in_per_cent, runs[0].metric in ERRORS
+    smaller = any(run.has_error(run.metric) for run in runs)
     values = {who: 100 * table if share else table for who, table in values.items() if not np.isnan(table).all()}
     if not values:
         rounds = rounds[:0]
@@ -272,7 +280,7 @@ def _label_ends(axes: Axes, found: Sequence[_Curve]) -> None:
     for place, curve, colour in zip(places, found, itertools.cycle(LINES), strict=False):
         unfinished = curve.rounds[-1] < 0.95 * last_round
         axes.annotate(
-            curve.label.replace(", ", "\n"),
+            curve.label,
             (curve.rounds[-1], place),
             xytext=(6, -9 if unfinished else 0),  # lower, so that the label does not hide longer curves
             textcoords="offset points",
@@ -319,7 +327,8 @@ def _megabyte_axis(axes: Axes, totals: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda mb, _: f"{mb / 1000 if giga else mb:,g}"))
 
 
-def _line_legend(figure: Figure, found: Sequence[_Curve]) -> None:
+def _line_legend(figure: Figure, found: Sequence[_Curve], names: bool) -> None:
+    """Draw the legend below the panels; with `names`, it also has the names of the curves."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -331,7 +340,11 @@ def _line_legend(figure: Figure, found: Sequence[_Curve]) -> None:
         entries.append(Line2D([], [], color=FAINT, marker="o", linestyle="", mec="white", label="best round"))
     if any(curve.std is not None for curve in found):
         entries.append(Patch(color=FAINT, alpha=0.25, linewidth=0, label="± 1 standard deviation"))
-    figure.legend(handles=entries, loc="outside lower left", ncols=len(entries), labelcolor=INK)
+    if names:
+        colours = zip(found, itertools.cycle(LINES), strict=False)
+        labels = [(fill(curve.label, MOST_LETTERS), colour) for curve, colour in colours]
+        entries[:0] = [Line2D([], [], color=colour, linewidth=1.8, label=label) for label, colour in labels]
+    figure.legend(handles=entries, loc="outside lower left", ncols=1 if names else len(entries), labelcolor=INK)
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,21 +395,26 @@ def _draw_plane(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> None:
 
 
 def _draw_marks(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> list[Any]:
-    """Draw a mark for each client, with an edge for unseen ones; return the entries of a legend."""
+    """Draw a filled mark for each seen client, and a hollow one for each unseen client; return a legend's entries.
+
+    Hollow marks are drawn last and are larger, so that a seen client of the same place is visible within.
+    """
     from matplotlib.lines import Line2D
 
     size = float(np.clip(9000 / len(plane), 9, 46))
-    plain: dict[str, Any] = {"s": size, "alpha": 0.85, "linewidths": 0}
-    framed: dict[str, Any] = {"s": 1.8 * size + 20, "edgecolors": "black", "linewidths": 1.1}
     entries = []
-    for name, group, look in (("seen client", seen, plain), ("unseen client", ~seen, framed)):
+    for name, group, hollow in (("seen client", seen, False), ("unseen client", ~seen, True)):
         if not group.any():
             continue
-        for k in range(len(kinds.names)):
+        for k, colour in enumerate(kinds.colours):
             x, y = plane[group & (kinds.of_client == k)].T
-            axes.scatter(x, y, color=kinds.colours[k], marker=kinds.markers[k], **look)
-        edge: dict[str, Any] = {"mec": look.get("edgecolors", FAINT), "mew": look["linewidths"]}
-        entries.append(Line2D([], [], color=FAINT, ls="", marker="o", ms=6 if look is plain else 8, label=name, **edge))
+            if hollow:
+                look: dict[str, Any] = {"s": 1.8 * size + 20, "facecolors": "none", "edgecolors": colour}
+                axes.scatter(x, y, marker=kinds.markers[k], linewidths=1.5, **look)
+            else:
+                axes.scatter(x, y, marker=kinds.markers[k], s=size, color=colour, alpha=0.85, linewidths=0)
+        edge: dict[str, Any] = {"mfc": "none", "mew": 1.5, "ms": 8} if hollow else {"mew": 0, "ms": 6}
+        entries.append(Line2D([], [], color=FAINT, ls="", marker="o", label=name, **edge))
     return entries
 
 

@@ -1,11 +1,8 @@
-"""Reads run folders for reports, and groups runs that differ only by seed."""
+"""Reads run folders for reports."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,19 +13,17 @@ import numpy.typing as npt
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
-from pefll.runs.config import MAY_CHANGE, OF_TABLES, Config, read_settings
-from pefll.runs.record import ERRORS, GROUPS, RunFolder, figures_in, is_share
+from pefll.runs.config import OF_TABLES, Config, read_settings
+from pefll.runs.record import GROUPS, RunFolder, figures_in, is_error, is_share
 
 Array = npt.NDArray[Any]
 
-PLAIN = "classification"  # the task of a run whose settings name none
 MISSING = "—"  # stands for a value that a run does not have
 
-# Settings that may differ within a group. The seed decides the partition, so the data's fingerprint differs too. Runs
-# with different numbers of rounds are different experiments, although a run may be extended.
-_MAY_DIFFER = (MAY_CHANGE | {"seed", "data_sha256"}) - {"rounds"}
 # These settings and the seed decide the partition.
 _DATA = ("data", "partition", "clients", "unseen", "label", "client_column")
+OF_DATA = (*_DATA, *(name for name in OF_TABLES if name != "encode"))  # an encoded table shows in the fingerprint
+DEFAULTS = {each.name: each.default for each in fields(Config)}
 _NAME_IN_CONFIG = {"dataset": "data", "num_clients": "clients"}
 
 
@@ -83,10 +78,17 @@ class StoredRun:
         groups += list(best.values()) if isinstance(best, dict) else []
         return next((next(iter(each)) for each in groups if isinstance(each, dict) and each), "per_sample")
 
-    @property
-    def in_per_cent(self) -> bool:
-        """Whether this metric is shown in per cent."""
-        return is_share(self.metric, self.metric)
+    def has_share(self, measure: str) -> bool:
+        """Return whether a measure is a share, such as an accuracy, by the summary or by its name."""
+        return is_share(measure, self.metric, self._names("shares"))
+
+    def has_error(self, measure: str) -> bool:
+        """Return whether a measure is better when smaller, by the summary or by its name."""
+        return is_error(measure, self.metric, self._names("errors"))
+
+    def _names(self, key: str) -> list[str]:
+        found = (self.summary or {}).get(key)
+        return [str(name) for name in found] if isinstance(found, list) else []
 
     def validation(self, group: str, measure: str) -> Array:
         """Return a validation measure at each evaluation, float64 [evaluations]; NaN for a missing value."""
@@ -113,7 +115,7 @@ class StoredRun:
         values = self.validation("seen", self.metric)
         if np.isnan(values).all():
             return None
-        smaller = self.metric in ERRORS
+        smaller = self.has_error(self.metric)
         return int(self.rounds[np.nanargmin(values) if smaller else np.nanargmax(values)])
 
 
@@ -153,30 +155,12 @@ def _read_history(folder: RunFolder) -> list[dict[str, Any]]:
     return kept
 
 
-@dataclass(frozen=True)
-class SeedGroup:
-    """Runs that differ only by seed."""
+def in_per_cent(runs: Sequence[StoredRun], measure: str = "") -> bool:
+    """Return whether a measure of runs, by default their first metric, is shown in per cent: if it is a share in one.
 
-    label: str  # differs from the label of every other group
-    runs: list[StoredRun]  # one per seed
-
-
-def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
-    """Group runs that differ only by seed, in the order of their first run; a repeated seed counts once."""
-    members: dict[str, list[list[StoredRun]]] = {}
-    groups: list[list[StoredRun]] = []
-    for run in runs:
-        alike = members.setdefault(_identity(run), [])
-        # Equal settings and seeds may still have different data, for example if a file has changed.
-        same = next((group for group in alike if all(same_data(run, other) for other in group)), None)
-        if same is None:
-            alike.append([run])
-            groups.append(alike[-1])
-        elif run.value("seed") is None or run.value("seed") not in [other.value("seed") for other in same]:
-            same.append(run)
-    return [
-        SeedGroup(label, group) for label, group in zip(_labels([group[0] for group in groups]), groups, strict=True)
-    ]
+    An unfinished run does not know which metrics of the user are shares.
+    """
+    return any(run.has_share(measure or run.metric) for run in runs)
 
 
 def same_metric(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
@@ -207,10 +191,9 @@ def same_data(run: StoredRun, other: StoredRun) -> bool:
         return True
     if all(fingerprints) and run.value("seed") == other.value("seed"):
         return False
-    same = all(run.config.get(key) == other.config.get(key) for key in _DATA)
-    # Runs of earlier versions lack these settings, which then had the default.
-    defaults = {each.name: each.default for each in fields(Config) if each.name in OF_TABLES and each.name != "encode"}
-    return same and all(run.config.get(key, usual) == other.config.get(key, usual) for key, usual in defaults.items())
+    # Runs of earlier versions lack settings of tables, which then had the default.
+    usual = {key: DEFAULTS[key] for key in OF_DATA if key not in _DATA}
+    return all(run.config.get(key, usual.get(key)) == other.config.get(key, usual.get(key)) for key in OF_DATA)
 
 
 def describe_data(run: StoredRun) -> str:
@@ -239,104 +222,3 @@ def mean_std_text(values: Sequence[float], per_cent: bool = True) -> str:
     mean, std = mean_and_std(values)
     digits = 1 if per_cent else max(0, 3 - len(str(int(abs(mean)))) + (abs(mean) < 1))
     return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
-
-
-def _settings(run: StoredRun) -> dict[str, Any]:
-    """Return all settings and hyper-parameters that decide a run's results, except its seed."""
-    plain = {key: value for key, value in run.config.items() if key not in _MAY_DIFFER and not isinstance(value, dict)}
-    tables = [table for table in run.config.values() if isinstance(table, dict)]
-    return plain | {key: value for table in tables for key, value in table.items()}
-
-
-def _identity(run: StoredRun) -> str:
-    from_summary: list[str] = []
-    if run.config.get("data", "arrays") == "arrays":
-        # The config does not name data that was given in Python; the summary does.
-        from_summary = [run.text(key) for key in ("method", "dataset", "partition", "num_clients", "num_seen")]
-    return json.dumps([from_summary, _settings(run)], sort_keys=True, default=str)
-
-
-def _labels(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a label for each run: its method, and the settings that distinguish it from runs of the same method."""
-    labels = [run.text("method") for run in runs]
-    if len({run.text("dataset") for run in runs}) > 1:
-        labels = [f"{label} {run.text('dataset')}" for label, run in zip(labels, runs, strict=True)]
-    for label in _repeated(labels):
-        places = [index for index, other in enumerate(labels) if other == label]
-        for place, differences in zip(places, _differences([runs[place] for place in places]), strict=True):
-            labels[place] = f"{label} {differences}".strip()
-    repeated = _repeated(labels)
-    return [run.name if label in repeated else label for label, run in zip(labels, runs, strict=True)]
-
-
-def _repeated(labels: Sequence[str]) -> set[str]:
-    return {label for label, times in Counter(labels).items() if times > 1}
-
-
-def _differences(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the settings that tell each run from the others, for example `"client_lr 0.01, local_steps 5"`.
-
-    At least two settings are named if two differ, and more if two do not tell all runs apart.
-    """
-    settings = [_settings(run) for run in runs]
-    for one, run in zip(settings, runs, strict=True):
-        # The summary has all hyper-parameters, the config only those that were given.
-        defaults = (run.summary or {}).get("settings")
-        for key in {key for other in settings for key in other} - one.keys():
-            if isinstance(defaults, dict) and key in defaults:
-                one[key] = defaults[key]
-    keys = sorted({key for one in settings for key in one if len({str(other.get(key)) for other in settings}) > 1})
-
-    def kinds(named: list[str]) -> int:
-        return len({tuple(str(one.get(key)) for key in named) for one in settings})
-
-    named: list[str] = []
-    for key in keys:
-        if kinds([*named, key]) > kinds(named):
-            named.append(key)
-    named = sorted({*named, *keys[: max(0, 2 - len(named))]})
-    return [", ".join(_said(key, one[key]) for key in named if key in one) for one in settings]
-
-
-def _said(key: str, value: Any) -> str:
-    """Return a setting as text; a task stands for itself."""
-    if key == "task":
-        return str(value) or PLAIN
-    return f"no {key}" if value == "" else f"{key} {value}"
-
-
-def task_of(run: StoredRun) -> str:
-    """Return the task of a run as text."""
-    return str(run.value("task") or PLAIN)
-
-
-def labels_of(runs: Sequence[StoredRun]) -> list[str]:
-    """Return what tells each run from the others: its method, the settings that differ, and its seed if seeds do."""
-    members: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        members.setdefault(_identity(run), []).append(run)
-    labels = dict(zip(members, _labels([group[0] for group in members.values()]), strict=True))
-    seeds = {identity: {run.text("seed") for run in group} for identity, group in members.items()}
-    return [
-        labels[_identity(run)] + (f", seed {run.text('seed')}" if len(seeds[_identity(run)]) > 1 else "")
-        for run in runs
-    ]
-
-
-def names_of(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a name for each run: its folder's name, or its path below the common folder if names are repeated."""
-    names = [run.name for run in runs]
-    if not _repeated(names):
-        return names
-    paths = [run.folder.path.resolve() for run in runs]
-    common = Path(os.path.commonpath([path.parent for path in paths]))
-    return [path.relative_to(common).as_posix() for path in paths]
-
-
-def differences_of(runs: Sequence[StoredRun]) -> list[str]:
-    """Return what tells each run from others of its method; for runs without such differences, their `names_of`."""
-    labels, names = labels_of(runs), names_of(runs)
-    if _repeated(labels):
-        return names
-    differences = [label.removeprefix(run.text("method")).strip(" ,") for run, label in zip(runs, labels, strict=True)]
-    return [difference or name for difference, name in zip(differences, names, strict=True)]

@@ -15,8 +15,9 @@ from pefll.core.errors import unknown
 from pefll.core.progress import say
 from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
+from pefll.report.groups import names_of
 from pefll.report.plots import FORMATS, curves, descriptor_map
-from pefll.report.runs import StoredRun, different_data, names_of, read_runs, same_metric
+from pefll.report.runs import StoredRun, different_data, read_runs, same_metric
 from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder, metric_word
@@ -92,7 +93,7 @@ def _print_curves(runs: list[StoredRun], console: Console) -> None:
 
 def _draw(runs: list[StoredRun], out: Path, console: Console, formats: Sequence[str]) -> list[Path]:
     if find_spec("matplotlib") is None:
-        console.print("No pictures: drawing needs matplotlib: pip install 'pefll\\[plot]'", highlight=False)
+        console.print("No pictures: drawing needs matplotlib: pip install matplotlib", highlight=False)
         return []
     drawings: list[tuple[str, Callable[[Path], None]]] = []
     if any(run.history for run in runs):

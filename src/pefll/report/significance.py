@@ -65,7 +65,7 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
         points=float(np.mean([100 * (pair.ours - pair.theirs).sum() / pair.samples.sum() for pair in pairs])),
         low=float(low),
         high=float(high),
-        p=min(1.0, 2 * (fewer + 1) / (resamples + 1)),
+        p=float(min(1.0, 2 * (fewer + 1) / (resamples + 1))),
         clients=sum(len(pair.samples) for pair in pairs),
         seeds=len(pairs),
     )

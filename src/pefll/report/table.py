@@ -9,7 +9,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import MISSING, SeedGroup, StoredRun, differences_of, group_runs, mean_std_text, names_of, number
+from pefll.report.folding import Folded
+from pefll.report.groups import SeedGroup, group_runs, labels_of
+from pefll.report.runs import MISSING, StoredRun, in_per_cent, mean_std_text, number
 from pefll.runs.record import GROUPS, TOOK_TURNS, metric_word, own_seconds
 
 
@@ -20,29 +22,30 @@ def _columns(run: StoredRun) -> tuple[tuple[str, str], ...]:
     return ("best", metric), ("final", metric), ("best", other), ("best", "worst_tenth")
 
 
-def metric_words(run: StoredRun) -> str:
-    """Return the name and the unit of the metric that chooses a run's best round, such as `"accuracy in %"`."""
-    name = metric_word(run.metric)
-    return f"{name} in %" if run.in_per_cent else name
+def metric_words(runs: Sequence[StoredRun]) -> str:
+    """Return the name and the unit of the metric that chooses the best round of runs, such as `"accuracy in %"`."""
+    if not runs:
+        return "accuracy in %"
+    name = metric_word(runs[0].metric)
+    return f"{name} in %" if in_per_cent(runs) else name
 
 
 def runs_table(runs: Sequence[StoredRun]) -> Table:
     """Return a table of test accuracies, one row per run; unfinished runs show their latest validation accuracy.
 
-    A run's name is what sets it apart: its seed or its settings, and else its folder.
+    A run's name is its method, and what sets it apart: settings, its seed, and else its folder.
 
     Accuracies are per sample, in per cent, as `seen / unseen`. Masked and worst tenth are at the best round. The runs
     of another task have its metric instead; all runs must have the same one.
     """
     other = "masked" if not runs or runs[0].metric == "per_sample" else "per\nclient"
-    what = metric_words(runs[0]) if runs else "accuracy in %"
-    table = new_table(f"Test {what}, seen / unseen clients")
-    table.add_column("run", overflow="fold", min_width=8)
-    table.add_column("method", overflow="fold")
+    table = new_table(f"Test {metric_words(runs)}, seen / unseen clients")
+    names = labels_of(runs)
+    _add_name_column(table, "run", names)
     for heading in ("best\nround", "at best\nround", "at final\nround", other, "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for run, name in zip(runs, differences_of(runs), strict=True):
-        _add_row(table, name, run.text("method"), *(_finished(run) if run.finished else _unfinished(run)))
+    for run, name in zip(runs, names, strict=True):
+        _add_row(table, Folded(name), *(_finished(run, runs) if run.finished else _unfinished(run, runs)))
     table.caption = (
         "masked: a client never predicts a class that is not in its training labels;\n"
         "worst tenth: the mean over the tenth of the clients with the lowest accuracy"
@@ -76,10 +79,13 @@ def columns_table(run: StoredRun) -> Table | None:
 
 
 def costs_table(runs: Sequence[StoredRun]) -> Table:
-    """Return a table of the data and the cost of each run."""
-    table = new_table("Data and cost")
-    table.add_column("run", overflow="fold", min_width=8)
-    table.add_column("data", overflow="fold")
+    """Return a table of the cost of each run, and of its data; data that all runs have are in the title."""
+    data, names = [_data(run) for run in runs], labels_of(runs)
+    alike = len(set(data)) == 1
+    table = new_table(f"Cost, on {', '.join(data[0].splitlines())}" if alike else "Data and cost")
+    _add_name_column(table, "run", names)
+    if not alike:
+        table.add_column("data", overflow="fold")
     for heading in ("seen +\nunseen", "rounds", "seed", "train\ntime", "client\nsteps/s", "MB\ndown", "MB\nup"):
         table.add_column(heading, justify="right", no_wrap=True)
     notes = (
@@ -89,13 +95,13 @@ def costs_table(runs: Sequence[StoredRun]) -> Table:
     )
     table.caption = "\n".join(note for mark, note in notes if any(mark(run) for run in runs)) or None
     table.caption_justify = "left"
-    for run, name in zip(runs, names_of(runs), strict=True):
+    for run, name, its_data in zip(runs, names, data, strict=True):
         latest = run.history[-1] if run.history else {}
         sent = [number((run.value if run.finished else latest.get)(key)) for key in ("bytes_down", "bytes_up")]
         _add_row(
             table,
-            name,
-            _data(run),
+            Folded(name),
+            *(() if alike else (its_data,)),
             _clients(run),
             _whole(run.value("rounds")) if run.finished else _progress(run),
             run.text("seed"),
@@ -138,18 +144,24 @@ def grouped_table(runs: Sequence[StoredRun]) -> Table | None:
         return None
     first = groups[0].runs[0]
     other = "masked" if first.metric == "per_sample" else "per\nclient"
-    table = new_table(f"Test {metric_words(first)}, mean ± standard deviation over n seeds")
-    table.add_column("method", overflow="fold", min_width=6)
-    table.add_column("data", overflow="fold")
+    data = {", ".join(_data(group.runs[0]).splitlines()) for group in groups}
+    what = f"Test {metric_words([group.runs[0] for group in groups])}"
+    where = f", on {data.pop()}" if len(data) == 1 else ""
+    table = new_table(f"{what}, mean ± standard deviation over n seeds{where}")
+    _add_name_column(table, "runs", [group.label for group in groups])
     for heading in ("n", "", "at best\nround", "at final\nround", other, "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
+    every = [run for group in groups for run in group.runs]
     for group in groups:
         unseen = any(run.accuracy("best", "unseen", run.metric) is not None for run in group.runs)
         shown = GROUPS if unseen else GROUPS[:1]
         columns = _columns(group.runs[0])
-        cells = [[_over_seeds(group, moment, who, measure) for who in shown] for moment, measure in columns]
+        cells = [
+            [_over_seeds(group, moment, who, measure, in_per_cent(every)) for who in shown]
+            for moment, measure in columns
+        ]
         lines = ["\n".join(cell) for cell in (list(shown), *cells)]
-        _add_row(table, group.label, _data(group.runs[0]), str(len(group.runs)), *lines)
+        _add_row(table, Folded(group.label), str(len(group.runs)), *lines)
     return table
 
 
@@ -184,9 +196,14 @@ def new_table(title: str) -> Table:
     )
 
 
-def _add_row(table: Table, *cells: str) -> None:
+def _add_name_column(table: Table, heading: str, names: Sequence[str]) -> None:
+    """Add a column of names, which are folded at spaces."""
+    table.add_column(heading, min_width=max(map(Folded.least, names), default=0))
+
+
+def _add_row(table: Table, *cells: str | Folded) -> None:
     """Add a row without markup: a run's name may contain square brackets."""
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(cell if isinstance(cell, Folded) else Text(cell) for cell in cells))
 
 
 def _pair(seen: float | None, unseen: float | None, per_cent: bool) -> str:
@@ -196,25 +213,24 @@ def _pair(seen: float | None, unseen: float | None, per_cent: bool) -> str:
     return f"{metric_text(seen, per_cent)} / {metric_text(unseen, per_cent):>4}"
 
 
-def _finished(run: StoredRun) -> list[str]:
-    share = run.in_per_cent
+def _finished(run: StoredRun, runs: Sequence[StoredRun]) -> list[str]:
+    share = in_per_cent(runs)
     found = [[run.accuracy(moment, who, measure) for who in GROUPS] for moment, measure in _columns(run)]
     pairs = [_pair(seen, unseen, share) for seen, unseen in found]
     return [_whole(run.best_round), *pairs]
 
 
-def _unfinished(run: StoredRun) -> list[str]:
+def _unfinished(run: StoredRun, runs: Sequence[StoredRun]) -> list[str]:
     if not run.history:
         return [MISSING] * 5
     measures = [measure for moment, measure in _columns(run) if moment == "best"]
     found = [[number(run.validation(who, measure)[-1]) for who in GROUPS] for measure in measures]
-    latest = [_pair(seen, unseen, run.in_per_cent) for seen, unseen in found]
+    latest = [_pair(seen, unseen, in_per_cent(runs)) for seen, unseen in found]
     return [MISSING, MISSING, *(cell if cell == MISSING else f"{cell}*" for cell in latest)]
 
 
-def _over_seeds(group: SeedGroup, moment: str, who: str, measure: str) -> str:
+def _over_seeds(group: SeedGroup, moment: str, who: str, measure: str, share: bool) -> str:
     found = [run.accuracy(moment, who, measure) for run in group.runs]
-    share = group.runs[0].in_per_cent
     values = [100 * value if share else value for value in found if value is not None]
     fewer_than_n = f" ({len(values)})" if 0 < len(values) < len(group.runs) else ""
     return mean_std_text(values, share) + fewer_than_n

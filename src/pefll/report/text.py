@@ -9,7 +9,8 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.runs import Array, StoredRun, labels_of, names_of
+from pefll.report.groups import labels_of, note_of_unseen
+from pefll.report.runs import Array, StoredRun, in_per_cent
 from pefll.report.table import metric_text, metric_words
 from pefll.runs.record import GROUPS
 
@@ -82,12 +83,13 @@ def run_plot(run: StoredRun, width: int = 64, height: int = 9) -> Text:
     curves = _validation_curves(run)
     if not curves:
         return Text("")
-    share = run.in_per_cent
-    title = Text(f"Validation {metric_words(run)}: ", style="italic")
+    share = in_per_cent([run])
+    title = Text(f"Validation {metric_words([run])}: ", style="italic")
     for group, values in curves.items():
         title.append(f"{group} {metric_text(float(values[~np.isnan(values)][-1]), share)}  ", style=_COLOURS[group])
     plot = braille_plot({group: (run.rounds, values) for group, values in curves.items()}, width, height, share)
-    return Text("\n").join([title, plot])
+    note = note_of_unseen([run])
+    return Text("\n").join([title, plot, *([Text(note, style="dim")] if note else [])])
 
 
 def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
@@ -96,7 +98,7 @@ def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
     All runs must have the same metric.
     """
     known = np.concatenate([np.empty(0), *(run.validation(group, run.metric) for run in runs for group in GROUPS)])
-    share = runs[0].in_per_cent if runs else True
+    share = in_per_cent(runs) if runs else True
     known = known[~np.isnan(known)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -104,18 +106,15 @@ def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
-    labels = labels_of(runs)
-    if len(set(labels)) < len(labels):
-        labels = names_of(runs)
-    for run, label in zip(runs, labels, strict=True):
+    for run, label in zip(runs, labels_of(runs), strict=True):
         for line, (group, values) in enumerate(_validation_curves(run).items()):
             curve = Text(sparkline(values, width, low, high), style=_COLOURS[group])
             latest = values[~np.isnan(values)][-1]
             table.add_row(Text("" if line else label), group, curve, metric_text(float(latest), share))
-    what = metric_words(runs[0]) if runs else "accuracy in %"
+    what = metric_words(runs)
     ends = f"from {metric_text(low, share)} (▁) to {metric_text(high, share)} (█)"
     title = Text(f"Validation {what}, {ends}", style="italic")
-    return Lines(title, table)
+    return Lines(title, table, *([Text(note, style="dim")] if (note := note_of_unseen(runs)) else []))
 
 
 def _validation_curves(run: StoredRun) -> dict[str, Array]:

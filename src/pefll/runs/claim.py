@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
@@ -19,19 +20,15 @@ from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec) -> None:
     """Raise PefllError if a folder holds another run, or this run with other settings or another model.
 
-    A run without a folder (None) passes. `model_spec` is the spec of the run's model.
+    A run without a folder (None) passes. So does a run whose folder has no round in a checkpoint and no evaluation,
+    because nothing is lost there. `model_spec` is the spec of the run's model.
     """
     if folder is None:
         return
     if folder.config_file.is_file():
         started = Config.load(folder.config_file, folder.trained_with())
-        try:
-            started.check_same(config)
-        except PefllError as error:  # name the folder: the user may have given one of several seeds
-            raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
-        newest = manifest.newest(folder.checkpoints, folder.run_id())
-        if newest:
-            check_same_model(spec_of_checkpoint(newest.metadata, folder.path), model_spec, str(folder.path))
+        if not folder.is_untrained():
+            _check_same(folder, started, config, model_spec)
     elif folder.path.exists() and (
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
@@ -41,9 +38,29 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
         )
 
 
+def _check_same(folder: RunFolder, started: Config, config: Config, model_spec: ModelSpec) -> None:
+    """Raise PefllError if a folder's run was started with other settings than `config`, or with another model."""
+    try:
+        started.check_same(config)
+    except PefllError as error:  # name the folder: the user may have given one of several seeds
+        raise PefllError(f"{folder.path}: {error.args[0]}", error.code) from error
+    newest = manifest.newest(folder.checkpoints, folder.run_id())
+    if newest:
+        check_same_model(spec_of_checkpoint(newest.metadata, folder.path), model_spec, str(folder.path))
+
+
+def _drop_untrained(folder: RunFolder, config: Config, model_spec: ModelSpec) -> None:
+    """Remove the files of a run without rounds, if it had other settings or another model."""
+    try:
+        _check_same(folder, Config.load(folder.config_file, folder.trained_with()), config, model_spec)
+    except PefllError:
+        folder.columns_file.unlink(missing_ok=True)
+        shutil.rmtree(manifest.folder_of(folder.checkpoints, 0), ignore_errors=True)
+
+
 def started_config(folder: RunFolder | None) -> Config | None:
-    """Return the settings that the run in a folder was started with; None if the folder holds no run."""
-    if folder is None or not folder.config_file.is_file():
+    """Return the settings that the run in a folder was started with; None if the folder holds no run with rounds."""
+    if folder is None or not folder.config_file.is_file() or folder.is_untrained():
         return None
     return Config.load(folder.config_file, folder.trained_with())
 
@@ -87,8 +104,8 @@ class ClaimingRun(Protocol):
 def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Iterator[None]:
     """Lock the folders of runs inside the block, and write their settings there; PefllError as in `check_claim`.
 
-    All folders are locked before anything is written to one. `report` gets a sentence for each folder that an earlier
-    version wrote.
+    All folders are locked before anything is written to one. A new run that ends without a checkpoint and without an
+    evaluation leaves no folder behind. `report` gets a sentence for each folder that an earlier version wrote.
     """
     with_folder = [(run.folder, run.config, run.model_spec) for run in runs if run.folder is not None]
     for folder, _, _ in with_folder:
@@ -99,6 +116,10 @@ def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Itera
             stack.enter_context(folder.held())
         for folder, config, model_spec in with_folder:
             check_claim(folder, config, model_spec)
+            if not folder.config_file.is_file():
+                stack.callback(folder.forget_untrained)
+            elif folder.is_untrained():
+                _drop_untrained(folder, config, model_spec)
             checkpoint.sweep(folder.checkpoints)
             run_id = folder.run_id()
             if not run_id:

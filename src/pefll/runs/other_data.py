@@ -15,7 +15,6 @@ from pefll.data.arrays import labels_of, samples_from_arrays
 from pefll.data.federation import Federation
 from pefll.data.frames import is_frame
 from pefll.data.missing_labels import has_label, without_gaps
-from pefll.data.normalise import with_channel_stats
 from pefll.data.owners import Columns, Rows, rows_of_frame
 from pefll.data.partition import natural
 from pefll.data.samples import Normalise
@@ -85,7 +84,7 @@ def encoded_federation(
         label_column=columns.label,
         client_column=columns.client,
     )
-    made = with_channel_stats(natural(samples, seed, unseen=0.0, validation=validation, test=test))
+    made = natural(samples, seed, unseen=0.0, validation=validation, test=test)
     return dataclasses.replace(made, num_seen=0, table=columns.plan)
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,8 @@ CERTIFICATE = "certificate"  # the entry of a summary that `pefll certify` write
 # `timing` in a summary begins with one of these if no other run slowed this one down.
 ALONE, TOOK_TURNS = "alone", "took turns"
 MEASURES = ("per_sample", "per_client", "masked", "worst_tenth")
-# Metrics that are shares, and are shown in per cent.
+OVER_CLIENTS = ("per_client", "worst_tenth")  # made from the metric that chooses the best round
+# Metrics of this package that are shares. These are shown in per cent, and so are the `shares` that a summary names.
 SHARES = ("per_sample", "masked", "accuracy", "macro_f1", "micro_f1", "auc", "calibration_error")
 # Metrics of this package that are better when smaller.
 ERRORS = ("loss", "rmse", "mae", "calibration_error")
@@ -170,6 +171,25 @@ class RunFolder:
                 with suppress(OSError):
                     lock.unlink()
                     self.path.rmdir()
+
+    def is_untrained(self) -> bool:
+        """Return whether it has no round in a checkpoint, no evaluation and no result: nothing is lost with its run."""
+        results = (self.history_file, self.summary_file, self.earlier_summary_file, self.descriptors_file)
+        begun = manifest.folder_of(self.checkpoints, 0)
+        saved = any(path != begun for path in manifest.newest_first(self.checkpoints))
+        return not saved and not any(map(os.path.lexists, results))
+
+    def forget_untrained(self) -> None:
+        """Remove the settings of a run that failed before its first checkpoint, if the folder holds nothing else."""
+        own = (self.config_file, self.columns_file)
+        if not self.is_untrained() or not self.path.is_dir():
+            return
+        with suppress(OSError):
+            self.checkpoints.rmdir()
+        with suppress(OSError):
+            if {each.name for each in self.path.iterdir()} <= {LOCK, *(each.name for each in own)}:
+                for each in own:
+                    each.unlink(missing_ok=True)
 
     def run_id(self) -> str:
         """Return the run's ID, which its files carry; empty for a run of an earlier version, or without a run."""
@@ -388,24 +408,40 @@ def _hash_of(descriptors: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def first_figure(figures: Mapping[str, Any]) -> str:
+def first_figure(figures: Mapping[str, Any], shares: Collection[str] = ()) -> str:
     """Return the metric that chooses the best round, which is the first one, as text: `"97.4%"` or `"rmse 53.1"`."""
     name = next(iter(figures))
-    text = figure_text(figures, name)
+    text = figure_text(figures, name, shares)
     return text if name in ("per_sample", "accuracy") else f"{name} {text}"
 
 
-def figure_text(figures: Mapping[str, Any], name: str) -> str:
-    """Return a metric of a group of clients as text: shares in per cent, others with four digits."""
+def figure_text(figures: Mapping[str, Any], name: str, shares: Collection[str] = ()) -> str:
+    """Return a metric of a group of clients as text: shares in per cent, others with four digits.
+
+    `shares` are the names of a user's metrics that are shares.
+    """
     value, first = figures.get(name), next(iter(figures), "")
     if value is None:
         return "—"
-    return f"{100 * value:.1f}%" if is_share(name, first) else f"{value:.4g}"
+    return f"{100 * value:.1f}%" if is_share(name, first, shares) else f"{value:.4g}"
 
 
-def is_share(name: str, first: str) -> bool:
-    """Return whether a metric is shown in per cent. Means over clients are like the `first` metric of the group."""
-    return (first if name in ("per_client", "worst_tenth") else name) in SHARES
+def is_share(name: str, first: str, shares: Collection[str] = ()) -> bool:
+    """Return whether a metric is shown in per cent: it is one of `SHARES`, or of the user's `shares`.
+
+    Means over clients are like the `first` metric of the group.
+    """
+    return behind(name, first) in (*SHARES, *shares)
+
+
+def is_error(name: str, first: str, errors: Collection[str] = ()) -> bool:
+    """Return whether a metric is better when smaller: it is one of `ERRORS`, or of the user's `errors`."""
+    return behind(name, first) in (*ERRORS, *errors)
+
+
+def behind(name: str, first: str) -> str:
+    """Return the metric that a figure is made from: means over clients are made from the `first` one of the group."""
+    return first if name in OVER_CLIENTS else name
 
 
 def metric_word(name: str) -> str:

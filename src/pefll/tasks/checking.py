@@ -19,10 +19,23 @@ from pefll.tasks.metrics import check_name
 from pefll.tasks.sums import figures_of, layout_of, rows_of
 
 
+def loss_of(task: Task) -> str:
+    """Return the loss of a task in words, with the name of the user's own function."""
+    own: Any = getattr(task, "own_loss", None)
+    name = type(task).__name__
+    return f"the loss of the task {name}" if own is None else f"own_loss {called(own)} of the task {name}"
+
+
+def called(function: Any) -> str:
+    """Return the name of a function, or that of the class of another object."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def check_loss(task: Task, federation: Federation) -> None:
     """Raise PefllError if a task's loss of some samples is not one number per sample, with a gradient."""
     if is_cross_entropy(task) or not len(federation.rows):
         return
+    loss_ = loss_of(task)
     name = type(task).__name__
     y = federation.y[federation.rows[:2].to(federation.y.device)].cpu()
     output = torch.linspace(-1, 1, len(y) * task.outputs).reshape(len(y), task.outputs).requires_grad_()
@@ -34,18 +47,18 @@ def check_loss(task: Task, federation: Federation) -> None:
         encoded = task.encode(y)
     except Exception as error:  # a user's code may raise anything
         raise PefllError(
-            f"the loss of the task {name} failed for a batch: {fault(error) or first_line(error)}", code="PEFLL-S522"
+            f"{loss_} failed for a batch: {fault(error) or first_line(error)}", code="PEFLL-S522"
         ) from error
     if gradient is None:
         found = list(loss.shape) if isinstance(loss, Tensor) else shown(loss)
         raise PefllError(
-            f"the loss of the task {name} returned {found} for {len(y)} samples; it must return one number per sample, "
+            f"{loss_} returned {found} for {len(y)} samples; it must return one number per sample, "
             "[b]; do not average over samples",
             code="PEFLL-S523",
         )
     if not torch.isfinite(loss).all() or not torch.isfinite(gradient).all():
         raise PefllError(
-            f"the loss of the task {name} has a NaN or infinite value or gradient for ordinary outputs; correct it",
+            f"{loss_} has a NaN or infinite value or gradient for ordinary outputs; correct it",
             code="PEFLL-S524",
         )
     if not isinstance(encoded, Tensor) or encoded.shape != (len(y), task.encoded):

@@ -16,7 +16,7 @@ from pefll.data.client import Batch
 from pefll.data.federation import Federation
 from pefll.data.samples import Samples
 from pefll.tasks.contract import BaseTask, check_kind, sums_type
-from pefll.tasks.metrics import Metric, auc, calibration_error, check_metrics, macro_f1
+from pefll.tasks.metrics import Metric, auc, calibration_error, check_metrics, macro_f1, summed
 from pefll.tasks.settings import check_at_least, check_function, chosen_metrics, constants, numbers
 
 # Metrics that a user may name, beside those that there always are.
@@ -147,7 +147,7 @@ class Classification(BaseTask):
         score = Score(batch.weight.sum(), batch.sum(right), batch.sum(masked), batch.sum(loss))
         if not self.extra:
             return score
-        more = {each.name: batch.sum(each.values(output, batch.y).to(kind)) for each in self.measured}
+        more = {each.name: summed(each, output, batch.y, batch) for each in self.measured}
         return sums_type((*Score._fields, *more))(*score, *more.values())
 
     def metrics(self, sums: Any) -> dict[str, float]:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from pefll.core.errors import PefllError
+from pefll.core.wording import argument
 from pefll.data.client import Batch
 from pefll.data.federation import Federation
 from pefll.data.samples import Samples
-from pefll.tasks.metrics import Metric, check_metrics
+from pefll.tasks.metrics import Metric, check_metrics, summed
 
 
 class Task(Protocol):
@@ -120,6 +121,11 @@ class BaseTask:
         """The names of the metrics that are better when smaller."""
         return ("loss", *(each.name for each in self.measured if each.smaller_is_better))
 
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The names of the user's metrics that are shares, which are shown in per cent."""
+        return tuple(each.name for each in self.measured if each.is_share)
+
     def bind(self, data: Federation) -> Self:
         """Return the task for a federation; PefllError if its labels do not fit."""
         self.check(data)
@@ -143,7 +149,7 @@ class BaseTask:
         del known
         total = [
             batch.weight.sum(),
-            *(batch.sum(each.values(output, batch.y).to(output.dtype)) for each in self.measured),
+            *(summed(each, output, batch.y, batch) for each in self.measured),
         ]
         names = ("samples", *(each.name for each in self.measured), "loss")
         return sums_type(names)(*total, batch.sum(self.loss(output, batch.y)))
@@ -169,14 +175,16 @@ class BaseTask:
 def check_kind(task: Any, samples: Samples | Federation) -> None:
     """Raise PefllError if the labels of samples are of another kind than the task's."""
     if samples.labels != task.labels:
-        name, advice = type(task).__name__, _ADVICE.get((samples.labels, task.labels), "")
+        name, other = type(task).__name__, f"give other labels, or leave out {argument('task')}"
+        advice = _ADVICE.get((samples.labels, task.labels), other)
         raise PefllError(
-            f"{samples.name}: its labels are {samples.labels}, but the task {name} needs {task.labels}{advice}",
+            f"{samples.name}: its labels are {samples.labels}, but the task {name} needs {task.labels}; {advice}",
             code="PEFLL-S500",
         )
 
 
 _ADVICE = {
-    ("numbers", "classes"): "; convert classes to whole numbers from 0, with y.astype(int)",
-    ("classes", "sets"): "; give a matrix [N, k] with 1 for each member",
+    ("numbers", "classes"): "convert classes to whole numbers from 0, with y.astype(int)",
+    ("classes", "sets"): "give a matrix [N, k] with 1 for each member",
+    ("classes", "numbers"): "classes with names are no numbers, so give the labels as numbers in data of your own",
 }

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
+from pefll.core.wording import counted
+from pefll.data.client import Batch
 
 Array = npt.NDArray[np.float64]
 BINS = 200  # of the histograms behind the AUC
@@ -39,6 +41,7 @@ class Metric:
         figure: maps the sums [] or [n] over all samples, and the number of samples, to the figure; by default the mean.
         smaller_is_better: whether it is an error.
         bounds: smallest and largest of `values`; messages of clients with other sums are refused. None for no bounds.
+            The mean of values from 0 to 1 is a share, which tables and figures show in per cent.
     """
 
     name: str
@@ -46,6 +49,24 @@ class Metric:
     figure: Callable[[Array, float], float] = mean
     smaller_is_better: bool = False
     bounds: tuple[float, float] | None = None
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is the mean of values from 0 to 1, which is shown in per cent."""
+        return self.bounds is not None and tuple(self.bounds) == (0, 1) and self.figure is mean
+
+
+def summed(metric: Metric, output: Tensor, y: Tensor, batch: Batch) -> Tensor:
+    """Return the sum [] or [n] of a metric's values over a batch; PefllError if they are not one row per sample."""
+    values: Any = metric.values(output, y)
+    if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != len(output):
+        found = list(values.shape) if isinstance(values, Tensor) else shown(values)
+        raise PefllError(
+            f"the metric {metric.name!r} returned {found} for {counted(len(output), 'sample')}; it must return one "
+            "number per sample, [b], or several, [b, n]; do not average over samples",
+            code="PEFLL-S640",
+        )
+    return batch.sum(values.to(output.dtype))
 
 
 def check_metrics(metrics: Sequence[Any], taken: Sequence[str] = ()) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +12,15 @@ import torch
 
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError, unknown
-from pefll.core.plugins import allow, import_name
+from pefll.core.plugins import allow, check_allowed, import_name
+from pefll.core.wording import argument
 from pefll.data.federation import Federation
 from pefll.tasks.classification import Classification
 from pefll.tasks.contract import Task
+from pefll.tasks.metrics import Metric
 from pefll.tasks.multilabel import MultiLabel
 from pefll.tasks.regression import Regression
-from pefll.tasks.settings import place_of, settings_in, text_of
+from pefll.tasks.settings import check_has_names, differing, place_of, settings_in, text_of
 
 TASKS: dict[str, Any] = {"classification": Classification, "regression": Regression, "multilabel": MultiLabel}
 # Settings that only training and evaluation need; a personal model works without them, and without the user's code.
@@ -55,15 +59,37 @@ def task_of(text: str, *, for_predictions: bool = False) -> Task:
             file cannot name code in them.
     """
     name, *words = text.split()
+    without = _TRAINING if for_predictions and ":" not in name else ()
+    needed = [word for word in words if word.partition("=")[0] not in without]
+    check_has_names(needed)
+    _check_named(name, needed)
     if ":" in name:
-        kind = import_name(name, "task")
+        kind = _own_kind(name)
         task = kind(**settings_in(words, kind)) if isinstance(kind, type) else kind
         found = checked_task(task)
         assert found is not None
         return found
     if name not in TASKS:
         raise unknown("task", name, [*TASKS, "your.module:Class"])
-    return TASKS[name](**settings_in(words, TASKS[name], _TRAINING if for_predictions else ()))  # type: ignore[no-any-return]
+    return TASKS[name](**settings_in(words, TASKS[name], without))  # type: ignore[no-any-return]
+
+
+def _check_named(name: str, words: Sequence[str]) -> None:
+    """Raise PefllError if the user did not name all code in the text of a task; it advises a text that does."""
+    asked = " ".join([name, *(word for word in words if word.partition("=")[0] not in _TAKEN)])
+    check_allowed(code_in(asked), "task", argument("task", asked))
+
+
+def _own_kind(name: str) -> Any:
+    """Return a user's class or value that a text names as a task; PefllError for a loss or a metric."""
+    found = None if "," in name else import_name(name, "task")
+    if found is None or inspect.isfunction(found) or isinstance(found, Metric):
+        raise PefllError(
+            f"{name!r} names no task: a loss or a metric is a setting of a task, as in "
+            f"{argument('task', 'classification own_loss=module:function extra=module:metric')}",
+            code="PEFLL-S518",
+        )
+    return found
 
 
 def code_in(text: str) -> list[str]:
@@ -149,6 +175,11 @@ def named_again(given: Any, text: str) -> Task:
     return replace(task, **unset) if unset else task  # type: ignore[type-var]
 
 
+def other_settings(task: Task, text: str) -> list[str]:
+    """Return the names of the settings in which a task differs from the text of another."""
+    return differing(text, name_of(task))
+
+
 def labels_for(text: str) -> str:
     """Return what labels must be for the task in a text; "auto" without a task."""
     if not text:
@@ -156,5 +187,7 @@ def labels_for(text: str) -> str:
     name = text.split()[0]
     if ":" not in name and name not in TASKS:
         raise unknown("task", name, [*TASKS, "your.module:Class"])
-    kind = import_name(name, "task") if ":" in name else TASKS[name]
+    if ":" in name:
+        _check_named(name, text.split()[1:])
+    kind = _own_kind(name) if ":" in name else TASKS[name]
     return str(getattr(kind, "labels", "auto"))

@@ -129,7 +129,7 @@ class Regression(BaseTask):
         """Return the number of samples, the sums of each metric in the unit of the labels, and the sum of the loss."""
         del known
         found, y = self._restored(output), batch.y.reshape(len(batch.y), -1).to(output.dtype)
-        total = {each.name: batch.sum(each.values(found, y).to(output.dtype)) for each in self.measured}
+        total = {each.name: figures.summed(each, found, y, batch) for each in self.measured}
         total = {"samples": batch.weight.sum()} | total | {"loss": batch.sum(self.loss(output, batch.y))}
         return sums_type(tuple(total))(*total.values())
 

@@ -48,7 +48,11 @@ def check_at_least(value: Any, name: str, least: float, most: float = math.inf, 
 def check_function(value: Any, name: str) -> None:
     """Raise PefllError unless a setting is a function or None."""
     if value is not None and not callable(value):
-        raise PefllError(f"{name} is {shown(value)}; it must be a function (output, y) -> [b]", code="PEFLL-S512")
+        advice = "it must be a function (output, y) -> [b]"
+        if isinstance(value, str):
+            place = ":".join(value.rpartition(".")[::2]) if "." in value else f"mine:{value}"
+            advice = f"write module:function, such as {name}={place} for a function in {place.partition(':')[0]}.py"
+        raise PefllError(f"{name} is {shown(value)}; {advice}", code="PEFLL-S512")
 
 
 def chosen_metrics(values: Any, known: Collection[str]) -> tuple[Any, ...]:
@@ -59,7 +63,7 @@ def chosen_metrics(values: Any, known: Collection[str]) -> tuple[Any, ...]:
         raise PefllError(f"extra is {shown(values)}; it must be a list of metrics", code="PEFLL-S513")
     for each in values:
         if isinstance(each, str) and each not in known:
-            raise unknown("metric", each, [*known, "a pefll.Metric"])
+            raise unknown("metric", each, [*known, "a pefll.Metric (in a text module:name)"])
         if not isinstance(each, str | Metric):
             raise PefllError(f"extra has {shown(each)}; each must be a name or a pefll.Metric", code="PEFLL-S501")
     return tuple(values)
@@ -116,11 +120,29 @@ def settings_in(words: Sequence[str], kind: Any, without: Collection[str] = ()) 
     return found
 
 
+def check_has_names(words: Sequence[str]) -> None:
+    """Raise PefllError if a setting in the words of a text was given in Python and cannot be imported."""
+    for name, _, value in (word.partition("=") for word in words):
+        if _IN_PYTHON in value:
+            raise PefllError(
+                f"the task's {name} was given in Python and has no name; load it in Python with task=...",
+                code="PEFLL-S516",
+            )
+
+
+def differing(text: str, other: str) -> list[str]:
+    """Return the names of settings that differ between two texts of tasks. Code may have moved to another module."""
+    first, second = (dict(word.partition("=")[::2] for word in one.split()[1:]) for one in (text, other))
+    return [name for name in (first | second) if not _same(first.get(name, ""), second.get(name, ""))]
+
+
+def _same(value: str, other: str) -> bool:
+    parts, others = ([part.rpartition(":")[2] for part in each.split(",")] for each in (value, other))
+    same = (a == b or (_IN_PYTHON in (a, b) and a and b) for a, b in zip(parts, others, strict=False))
+    return len(parts) == len(others) and all(same)
+
+
 def _read(value: str, field: Any, name: str) -> Any:
-    if _IN_PYTHON in value:
-        raise PefllError(
-            f"the task's {name} was given in Python and has no name; load it in Python with task=...", code="PEFLL-S516"
-        )
     default = field.default
     try:
         if isinstance(default, bool):

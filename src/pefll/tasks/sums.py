@@ -73,6 +73,8 @@ def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
     name = type(task).__name__
     try:
         found = _measured(task, y[:0].cpu(), classes, torch.float32)
+    except PefllError:
+        raise
     except Exception as error:  # a user's code may raise anything
         raise PefllError(
             f"measure of the task {name}, or a metric, failed for a sample: {fault(error) or first_line(error)}",
@@ -112,3 +114,8 @@ def figures_of(task: Task, sums: Any) -> dict[str, float]:
 def rows_of(sums: Any) -> Tensor:
     """Return the sums of clients, a NamedTuple of [c, ...], as rows float64 [c, width]."""
     return torch.cat([part.double().reshape(len(part), -1) for part in sums], dim=1)
+
+
+def shares_of(task: Any) -> tuple[str, ...]:
+    """Return the names of the user's metrics that are shown in per cent; a task without `BaseTask` may name none."""
+    return tuple(getattr(task, "shares", ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from pefll.core import arguments
@@ -18,7 +19,7 @@ from pefll.training.resolve import RunSpec
 Row = dict[str, Any]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ActiveRun:
     """A run during training, as callbacks see it.
 
@@ -29,6 +30,7 @@ class ActiveRun:
         summary: results, as in summary.json; empty before the end.
         stopped_by: the class name of the callback that stopped it; "" for none.
         errors: the names of the metrics that are better when smaller; known after the first evaluation.
+        shares: the names of the user's metrics that are shown in per cent; known after the first evaluation.
         failure: the error of a callback that failed; the run then ends and is saved.
         tell: shows a sentence to the user: on the console, or as a warning.
     """
@@ -39,8 +41,12 @@ class ActiveRun:
     summary: dict[str, Any] = field(default_factory=dict)
     stopped_by: str = ""
     errors: tuple[str, ...] = ("loss",)
+    shares: tuple[str, ...] = ()
     failure: PefllError | None = None
     tell: Callable[[str], None] = warnings.warn
+
+    def __repr__(self) -> str:
+        return f"<ActiveRun {self.spec.title!r}, round {self.round:,} of {self.spec.config.rounds:,}>"
 
     def ends(self, asked_to_stop: Sequence[int]) -> bool:
         """Return whether no more rounds start, because of signals so far or because a callback failed."""
@@ -153,7 +159,7 @@ class ProgressBar(Callback):
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> None:
         """Store the accuracies for the next update."""
-        groups = [f"{group} {first_figure(row[group])}" for group in GROUPS if row[group]]
+        groups = [f"{group} {first_figure(row[group], run.shares)}" for group in GROUPS if row[group]]
         self.news = f"validation: {', '.join(groups)}" if groups else ""
 
     def on_rounds(self, run: ActiveRun) -> None:
@@ -171,7 +177,7 @@ class EarlyStopping(Callback):
         patience: number of evaluations without an improvement, after which the run ends.
         metric: a metric in the history, such as a field of `pefll.Accuracy`; by default the one that chooses the best
             round. Lower is better for the loss and for errors of the task, higher for the others.
-        group: seen or unseen clients.
+        group: seen or unseen clients. Some methods do not evaluate unseen clients during training.
         min_delta: a value must be better than the best one so far by more than this.
     """
 
@@ -182,8 +188,25 @@ class EarlyStopping(Callback):
         self._metric, self._group = arguments.text(metric, "metric", "loss"), group
         self._min_delta = float(min_delta)
 
-    def check(self, metrics: Sequence[str]) -> None:
-        """Raise PefllError if its metric is not among the metrics that a run will have."""
+    @property
+    def group(self) -> str:
+        """The clients whose metric it watches: seen or unseen."""
+        return self._group
+
+    def check(self, metrics: Sequence[str], not_evaluated: str = "") -> None:
+        """Raise PefllError if a run will not have its metric, or will not evaluate its clients.
+
+        Args:
+            metrics: the metrics that the run will have.
+            not_evaluated: why its group of clients is not evaluated during training; "" if it is.
+        """
+        if not_evaluated:
+            advice = "leave it out" if self._group == "seen" else "choose group='seen', or leave it out"
+            raise PefllError(
+                f"early stopping would never stop: {self._group} clients are not evaluated during training, because "
+                f"{not_evaluated}; {advice}",
+                code="PEFLL-T660",
+            )
         if self._metric and self._metric not in metrics:
             raise unknown("metric", self._metric, metrics)
 
@@ -216,4 +239,19 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 "pefll.Callback, such as pefll.EarlyStopping()",
                 code="PEFLL-T127",
             )
+        _check_events(one)
     return found
+
+
+def _check_events(callback: Callback) -> None:
+    """Raise PefllError for a method with the name of no event, such as `on_eval`, which nobody would call."""
+    events = [name for name in vars(Callback) if name.startswith("on_")]
+    for kind in type(callback).__mro__:
+        for name, value in vars(kind).items() if issubclass(kind, Callback) else ():
+            if name.startswith("on_") and callable(value) and name not in events:
+                near = get_close_matches(name, events, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise PefllError(
+                    f"the callback {kind.__name__} has {name}, which is no event: {hint}events are {', '.join(events)}",
+                    code="PEFLL-T661",
+                )

@@ -284,7 +284,7 @@ def a_gpu_can_record_it(subject: Subject) -> None:
 def real_clients_can_run_it(subject: Subject) -> None:
     """Clients on other machines, reached by Flower, get the same models as clients in one process."""
     if find_spec("flwr") is None:
-        raise NotTried("Flower is not installed: pip install 'pefll[flower]'")
+        raise NotTried("Flower is not installed: pip install flwr==1.41.0")
     from pefll.engines.flower.client.app import PefllClientApp
     from pefll.engines.flower.inprocess import InProcessGrid, write_client
     from pefll.engines.flower.protocol.agreement import Agreement

@@ -86,7 +86,7 @@ def data_frame(content: Any) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise PefllError("a data frame needs pandas: pip install 'pefll[files]'", code="PEFLL-T627") from error
+        raise PefllError("a data frame needs pandas: pip install pandas", code="PEFLL-T627") from error
     return pandas.DataFrame(content)
 
 

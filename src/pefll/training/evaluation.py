@@ -21,9 +21,9 @@ from pefll.engines.cohort import Engine, Ids, LimitsWeights, not_finite
 from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
 from pefll.methods.contract import Method, each
 from pefll.runs.config import Config
-from pefll.runs.record import first_figure
+from pefll.runs.record import first_figure, is_share
 from pefll.tasks import Score, Task
-from pefll.tasks.sums import Layout, figures_of, layout_of, rows_of
+from pefll.tasks.sums import Layout, figures_of, layout_of, rows_of, shares_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,12 +50,24 @@ class Accuracy(NamedTuple):
         """The names of the fields that are better when smaller."""
         return ("loss",)
 
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The names of the user's metrics that are shown in per cent."""
+        return ()
+
 
 @lru_cache
-def figures_type(names: tuple[str, ...], errors: tuple[str, ...]) -> Any:
-    """Return the NamedTuple type for the metrics of a group; `errors` are the names that are better when smaller."""
+def figures_type(names: tuple[str, ...], errors: tuple[str, ...], shares: tuple[str, ...]) -> Any:
+    """Return the NamedTuple type for the metrics of a group.
+
+    Args:
+        names: of the metrics.
+        errors: those that are better when smaller.
+        shares: those of the user's that are shown in per cent.
+    """
     fields = namedtuple("Figures", names)  # type: ignore[misc]  # a task names the fields
-    return type("Figures", (fields,), {"__slots__": (), "errors": property(lambda self: errors)})
+    more = {"errors": property(lambda self: errors), "shares": property(lambda self: shares)}
+    return type("Figures", (fields,), {"__slots__": (), **more})
 
 
 class Evaluation(NamedTuple):
@@ -71,7 +83,9 @@ class Evaluation(NamedTuple):
 
     def __str__(self) -> str:
         groups = {"seen": self.seen, "unseen": self.unseen}
-        return ", ".join(f"{name} {first_figure(group._asdict())}" for name, group in groups.items() if group)
+        return ", ".join(
+            f"{name} {first_figure(group._asdict(), group.shares)}" for name, group in groups.items() if group
+        )
 
     def rows(self) -> dict[str, dict[str, float | None] | None]:
         """Return the metrics of each group by name, as in history.jsonl; None for what is not defined."""
@@ -127,6 +141,12 @@ class Measure:
         errors: tuple[str, ...] = self.group(np.ones((1, self.layout.width))).errors
         return errors
 
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """The names of those metrics that are shown in per cent."""
+        names, own = self.names, shares_of(self.task)
+        return tuple(name for name in names if is_share(name, names[0], own))
+
     def group(self, sums: Floats) -> Any:
         """Return the metrics of a group of clients from sums [clients, width]; None without samples."""
         sums = sums[sums[:, 0] > 0]
@@ -140,7 +160,7 @@ class Measure:
             assert accuracy is not None
             more = {name: value for name, value in pooled.items() if name not in ("accuracy", "masked", "loss")}
             found: dict[str, float] = {**accuracy._asdict(), **more}
-            return figures_type(tuple(found), self.task.errors)(**found)
+            return figures_type(tuple(found), self.task.errors, shares_of(self.task))(**found)
         first, *others = pooled
         smaller = first in self.task.errors
         each = np.array([self.client(row)[first] for row in sums])
@@ -153,7 +173,7 @@ class Measure:
             **{name: pooled[name] for name in others},
         }
         errors = (*self.task.errors, *(("per_client", "worst_tenth") if smaller else ()))
-        return figures_type(tuple(found), errors)(**found)
+        return figures_type(tuple(found), errors, shares_of(self.task))(**found)
 
     def of_clients(self, sums: Floats, num_seen: int) -> dict[str, Any]:
         """Return the entry of a summary with the figures of single clients; see `counts_of`."""
@@ -241,6 +261,17 @@ class Evaluator:
     def _read(self, scores: Tensor) -> Evaluation:
         sums = _checked(scores.numpy()[self._order], self._engine, self._clients)
         return self._measure.evaluation(_weighted(self._engine, self._clients, sums, chooses=True), self._num_seen)
+
+
+def why_not_evaluated(method: Method[Any], federation: Federation, group: str) -> str:
+    """Return why a group of clients, seen or unseen, is not evaluated during training; "" if it is evaluated."""
+    unseen, seen = group == "unseen", federation.num_seen
+    counts = federation.count[VALIDATION, seen:] if unseen else federation.count[VALIDATION, :seen]
+    if not len(counts):
+        return "there are none"
+    if unseen and method.trains_new_clients:
+        return "this method trains new clients before they have a model"
+    return "" if bool(counts.any()) else "none of them has validation samples"
 
 
 def _groups(engine: Engine, share: float) -> tuple[Ids, Ids]:

@@ -34,7 +34,7 @@ from pefll.runs.record import seed_folder
 from pefll.tasks import Task
 from pefll.tasks.names import allow_task, checked_task
 from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
-from pefll.training.evaluation import Measure
+from pefll.training.evaluation import Measure, why_not_evaluated
 from pefll.training.loop import train
 from pefll.training.most_frequent import hardly_better
 from pefll.training.resolve import RunSpec, resolve, resolve_for
@@ -223,7 +223,10 @@ def train_all(
     unfinished = [spec for spec in specs if spec.finished is None]
     for stopping in [each for each in callbacks if isinstance(each, EarlyStopping)]:
         for spec in unfinished:
-            stopping.check(Measure.of(spec.method, spec.federation).names)
+            why = (
+                why_not_evaluated(spec.method, spec.federation, stopping.group) if spec.method.trains_in_rounds else ""
+            )
+            stopping.check(Measure.of(spec.method, spec.federation).names, why)
     with ExitStack() as stack:
         # The stack closes engines in reverse order: each engine restores the torch settings that it found.
         engines = [

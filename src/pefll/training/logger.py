@@ -82,7 +82,7 @@ def package(name: str, what: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise PefllError(f"{what} needs the {name} package: pip install 'pefll[{name}]'", code="PEFLL-T551") from error
+        raise PefllError(f"{what} needs the {name} package: pip install {name}", code="PEFLL-T551") from error
 
 
 def _tell(logger: Logger, run: ActiveRun, error: Exception) -> None:

@@ -79,7 +79,8 @@ def train(
                 if stretch.evaluation is not None:
                     result = stretch.evaluation.wait()
                     if result.seen or result.unseen:
-                        run.errors = (result.seen or result.unseen).errors
+                        of_group = result.seen or result.unseen
+                        run.errors, run.shares = of_group.errors, of_group.shares
                     run.history.append(_evaluated(stretch, result, progress, config))
                     for each in callbacks:
                         if each.on_evaluation(run, run.history[-1]) and not run.stopped_by:

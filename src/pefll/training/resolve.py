@@ -17,6 +17,7 @@ from pefll.core.wording import argument, counted
 from pefll.data.federation import Federation
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
+from pefll.engines.mapping import check_task_mapped
 from pefll.engines.round_plan import UNIFORM, PriorPhase, RoundPlan, checked_sampling, parse_sampling, uniformly
 from pefll.methods import build_method, settings_for, with_networks
 from pefll.methods.contract import Method
@@ -154,6 +155,8 @@ def resolve(
                 f"vector engine, in one process; use {argument('engine', 'serial')} or {argument('processes', 1)}",
                 code="PEFLL-T125",
             )
+        if hardware.engine == "vector":
+            check_task_mapped(problem.task, federation)
         check_memory(hardware, config.method, settings, problem, federation, c, runs)
     method = build_method(config.method, problem, settings)
     plan = round_plan_of(config, method, functions) if finished is None else UNIFORM

@@ -61,7 +61,7 @@ from pefll.runs.problem import build_checked_method, build_checked_model, checke
 from pefll.runs.progress import check_progress, restore, restore_prior
 from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
 from pefll.tasks import Classification, Score, Task
-from pefll.tasks.names import allow_task, with_labels_of
+from pefll.tasks.names import allow_task, other_settings, with_labels_of
 from pefll.training.client_models import (
     Predictions,
     client_models,
@@ -523,7 +523,8 @@ def load(
             Its buffers and frozen parameters must be the same as in training: the run does not store them. A model
             that gives other scores for a test input is refused.
         method: your own method, `package.module:Class`, if the run was trained with one.
-        task: your own task, or the task with your own loss or metric, if the run was trained with one.
+        task: your own task, or the task with your own loss or metric, if the run was trained with one: an object, or
+            its whole text, such as "classification own_loss=module:function".
         networks: your own embedding network or hypernetwork, if the run was trained with one, such as
             `embedding=MyNet()`; see `model`.
     """
@@ -570,6 +571,11 @@ def load(
     else:
         module = model
     known = trained_task(spec, task, path)
+    if task is not None and (names := other_settings(known, spec.task or "")):
+        note(
+            f"{path} was trained with the task {spec.task or 'classification'!r}, and the given one has other "
+            f"{first_few(names)}: metrics and losses are those of the given task"
+        )
     problem = Problem(Network(module), spec.input_shape, spec.classes, spec.num_clients, spec.tokens, known)
     learned_with = _method_of(config, method, path)
     settings = with_networks(config.settings, checked_networks(config.settings, learned_with, networks, path))

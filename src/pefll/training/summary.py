@@ -53,6 +53,11 @@ def counting(watch: Monitor) -> Callable[[int], None]:
     return report
 
 
+def _stopped(run: ActiveRun, progress: Progress) -> dict[str, Any]:
+    """Return who ended a run, the rounds that were planned, and the round after which it ended."""
+    return {"by": run.stopped_by, "rounds": run.spec.config.rounds, "after_round": progress.round}
+
+
 def summary_of(
     engine: Engine,
     run: ActiveRun,
@@ -119,7 +124,7 @@ def summary_of(
         "num_seen": federation.num_seen,
         "num_unseen": federation.num_unseen,
         "rounds": progress.round,
-        **({"stopped": {"by": run.stopped_by, "rounds": config.rounds}} if progress.round < config.rounds else {}),
+        **({"stopped": _stopped(run, progress)} if progress.round < config.rounds else {}),
         "clients_per_round": c,
         **({"prior_clients": config.prior_clients} if config.prior_clients else {}),
         "local_steps": steps,
@@ -151,6 +156,8 @@ def summary_of(
         "split": SPLITS[split],
         **({"task": config.task} if config.task else {}),
         "accuracy" if measure.classifies else "metrics": results,
+        "shares": list(measure.shares),  # metrics in per cent
+        "errors": list(measure.errors),  # metrics that are better when smaller
         **({"as_new": as_new[0]} if as_new else {}),
         **(measure.of_clients(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else _NO_COUNTS),
     }

@@ -60,6 +60,6 @@ def _writer_class() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise PefllError(
-            "TensorBoard's events need the tensorboard package: pip install 'pefll[tensorboard]'", code="PEFLL-T130"
+            "TensorBoard's events need the tensorboard package: pip install tensorboard", code="PEFLL-T130"
         ) from error
     return SummaryWriter

@@ -26,7 +26,7 @@ try:
     from flwr.serverapp import Grid
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+    raise PefllError("real clients need Flower: pip install flwr==1.41.0", code="PEFLL-F401") from None
 
 RUN_ID, SERVER_ID, TASK_ID = 1, 1, 1
 # Called with a node, a request, and a function that returns the node's reply. Returns none, one or several replies.

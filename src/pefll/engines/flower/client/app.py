@@ -38,7 +38,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.common.logger import log
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+    raise PefllError("real clients need Flower: pip install flwr==1.41.0", code="PEFLL-F401") from None
 
 # Keys in Flower's state of a node: the name of the cache, and the cached tensors.
 _CACHE, _CACHED = "pefll.cache", "pefll.cached"

@@ -41,7 +41,7 @@ PIECE_BYTES = piece_bytes()
 try:
     from flwr.app import ConfigRecord, RecordDict
 except ImportError:
-    raise PefllError("real clients need Flower: pip install 'pefll[flower]'", code="PEFLL-F401") from None
+    raise PefllError("real clients need Flower: pip install flwr==1.41.0", code="PEFLL-F401") from None
 
 FORMAT = 3
 # Name of the record of every message. Records with further pieces are called RECORD.1, RECORD.2, ...
