@@ -25,6 +25,7 @@ from pefll.report.runs import (
     mean_and_std,
     mean_std_text,
     read_runs,
+    repeated_note,
     same_data,
     same_metric,
     task_of,
@@ -137,6 +138,8 @@ class ComparisonTable:
             sentences.append("Only rows of the same data can be compared.")
         if len({row.runs.runs[0].text("task") for row in self.rows}) > 1 and self._has_loss:
             sentences.append("Losses of different tasks cannot be compared.")
+        if repeated := repeated_note([row.runs for row in self.rows]):
+            sentences.append(repeated)
         return " ".join(sentences)
 
     @property

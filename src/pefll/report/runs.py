@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import counted
+from pefll.core.wording import counted, first_few
 from pefll.runs.config import MAY_CHANGE, OF_TABLES, Config, read_settings
+from pefll.runs.fingerprints import differing_part
 from pefll.runs.record import ERRORS, GROUPS, RunFolder, figures_in, is_share
 
 Array = npt.NDArray[Any]
@@ -159,24 +160,44 @@ class SeedGroup:
 
     label: str  # differs from the label of every other group
     runs: list[StoredRun]  # one per seed
+    repeated: tuple[StoredRun, ...] = ()  # runs of seeds that are among `runs` already, which are left out
 
 
 def group_runs(runs: Sequence[StoredRun]) -> list[SeedGroup]:
     """Group runs that differ only by seed, in the order of their first run; a repeated seed counts once."""
     members: dict[str, list[list[StoredRun]]] = {}
     groups: list[list[StoredRun]] = []
+    repeated: dict[int, list[StoredRun]] = {}
     for run in runs:
         alike = members.setdefault(_identity(run), [])
-        # Equal settings and seeds may still have different data, for example if a file has changed.
-        same = next((group for group in alike if all(same_data(run, other) for other in group)), None)
+        # Equal settings and seeds may still have different data, for example if a file has changed, or different code.
+        same = next(
+            (group for group in alike if all(same_data(run, other) and same_code(run, other) for other in group)), None
+        )
         if same is None:
             alike.append([run])
             groups.append(alike[-1])
         elif run.value("seed") is None or run.value("seed") not in [other.value("seed") for other in same]:
             same.append(run)
+        else:
+            repeated.setdefault(id(same), []).append(run)
+    labels = _labels([group[0] for group in groups])
     return [
-        SeedGroup(label, group) for label, group in zip(_labels([group[0] for group in groups]), groups, strict=True)
+        SeedGroup(label, group, tuple(repeated.get(id(group), ()))) for label, group in zip(labels, groups, strict=True)
     ]
+
+
+def repeated_note(groups: Sequence[SeedGroup]) -> str:
+    """Return a sentence that names the runs that groups leave out as repeated seeds; "" for none."""
+    left_out = [run for group in groups for run in group.repeated]
+    if not left_out:
+        return ""
+    return f"Left out, as the same settings and seed as another run: {first_few(names_of(left_out))}."
+
+
+def same_code(run: StoredRun, other: StoredRun) -> bool:
+    """Return whether nothing shows that two runs had other networks, losses, metrics or schedules of the same names."""
+    return not differing_part(*((one.summary or {}).get("fingerprints") for one in (run, other)))
 
 
 def same_metric(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
@@ -266,7 +287,7 @@ def _labels(runs: Sequence[StoredRun]) -> list[str]:
         for place, differences in zip(places, _differences([runs[place] for place in places]), strict=True):
             labels[place] = f"{label} {differences}".strip()
     repeated = _repeated(labels)
-    return [run.name if label in repeated else label for label, run in zip(labels, runs, strict=True)]
+    return [name if label in repeated else label for label, name in zip(labels, names_of(runs), strict=True)]
 
 
 def _repeated(labels: Sequence[str]) -> set[str]:

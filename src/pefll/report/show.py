@@ -16,7 +16,15 @@ from pefll.core.progress import say
 from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
 from pefll.report.plots import FORMATS, curves, descriptor_map
-from pefll.report.runs import StoredRun, different_data, names_of, read_runs, same_metric
+from pefll.report.runs import (
+    StoredRun,
+    different_data,
+    group_runs,
+    names_of,
+    read_runs,
+    repeated_note,
+    same_metric,
+)
 from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
 from pefll.report.text import run_plot, sparklines
 from pefll.runs.record import RunFolder, metric_word
@@ -65,6 +73,8 @@ def show(
         if data := different_data(same):
             what = "accuracies" if same[0].metric == "per_sample" else f"{metric_word(same[0].metric)} figures"
             say(console, f"These runs have different data ({'; '.join(data)}), so their {what} cannot be compared.\n")
+        if note := repeated_note(group_runs([run for run in same if run.finished])):
+            say(console, f"{note}\n")
     _print_curves(runs, console)
     target = runs[0].folder.path if out is None else out
     written = _draw(runs, target, console, formats)

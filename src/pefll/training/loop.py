@@ -61,7 +61,8 @@ def train(
     began = time.monotonic() - progress.wall_seconds
     for each in callbacks:
         each.on_start(run)
-    saver = Saver(engine, config, run.spec.folder, run.spec.model_spec, run.round, partial(_saved, callbacks, run))
+    spec, code = run.spec, run.spec.fingerprints(config.rounds)
+    saver = Saver(engine, config, spec.folder, spec.model_spec, run.round, code, partial(_saved, callbacks, run))
     pipeline = Pipeline(engine, run.spec, progress, saver)
     # A GPU shares its time among runs, and real clients come and go: their first rounds say little.
     on_cpu = engine.name in ("serial", "vector") and not pipeline.works_on
