@@ -298,7 +298,7 @@ def test_other_conditions_are_refused(tmp_path):
 
 def test_tuned_runs_are_not_results(tmp_path):
     search(tmp_path, seeds=(0,))
-    (folder,) = (tmp_path / "runs").glob("*/*client_lr_0.1/seed-0")
+    (folder,) = (tmp_path / "runs").glob("*/*client_lr_0.1/seed-0-*")
     with pytest.raises(PefllError, match="PEFLL-X008"):
         collect(RunFolder(folder), tmp_path / "to")
 

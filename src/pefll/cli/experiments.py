@@ -127,7 +127,8 @@ def tune(
     new clients, use `--hold-out`: some seen clients then take no part in training.
 
     Trials are not repeated. After Ctrl-C, or to try more values, give the command again. All trials of a method on a
-    federation are in one file, `results/tune/DATA-METHOD-nCLIENTS.json`. `pefll reproduce` uses the best trial.
+    federation are in one file, `results/tune/DATA-METHOD-nCLIENTS.json`. `pefll reproduce` uses the best trial. Trials
+    with other data, code or fixed settings stay in the file, and do not count.
     Trials with `--hold-out` have a file of their own, which `pefll reproduce` prefers for the same number of clients.
 
     For example:

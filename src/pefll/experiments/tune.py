@@ -28,6 +28,7 @@ from pefll.core.signals import Stopped
 from pefll.core.wording import argument, counted, first_few
 from pefll.data import Federation
 from pefll.data.samples import VALIDATION
+from pefll.experiments.conditions import Conditions
 from pefll.methods import hyperparameters, typed_settings
 from pefll.models import resolve_model
 from pefll.report import mean_and_std, mean_std_text
@@ -39,7 +40,7 @@ from pefll.tasks.names import resolve_task
 from pefll.tasks.sums import layout_of
 from pefll.training import fitting, run
 from pefll.training.evaluation import Measure
-from pefll.training.resolve import RunSpec, clients_per_round, resolve
+from pefll.training.resolve import Functions, RunSpec, clients_per_round, resolve
 
 T = TypeVar("T")
 Settings = dict[str, Any]
@@ -72,6 +73,7 @@ class Search:
         task: a task given in Python; None for the config's.
         model: a client model given in Python; None for the config's.
         networks: a user's own networks given in Python, by the names of hyper-parameters.
+        functions: a user's schedules and sampling given in Python, by the names of settings.
     """
 
     config: Config
@@ -83,6 +85,7 @@ class Search:
     task: Task | None = None
     model: nn.Module | None = None
     networks: Mapping[str, Any] = field(default_factory=dict)
+    functions: Functions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         both = self.grid.keys() & self.config.settings.keys()
@@ -101,6 +104,13 @@ class Search:
         """All settings of the grid, including the fixed ones."""
         values = itertools.product(*self.grid.values())
         return [self.config.settings | dict(zip(self.grid, point, strict=True)) for point in values]
+
+    def includes(self, point: Settings) -> bool:
+        """Return whether a point differs from this search's points only in the values of what is searched."""
+        fixed = hyperparameters(self.config.method)
+        mine, other = fixed | self.config.settings, fixed | point
+        # As a file of trials has them: a tuple becomes a list.
+        return all(json.dumps(mine[name]) == json.dumps(other.get(name)) for name in mine.keys() - self.grid.keys())
 
 
 def parse_grid(method: str, words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -137,12 +147,19 @@ class Trials:
         protocol: the conditions that all trials share.
         rows: one row per setting and seed, the oldest first.
         best: the best settings of the last complete search, with their score.
+        counts: whether a row belongs to the search at hand; other rows stay in the file and are not ranked.
     """
 
     path: Path
     protocol: dict[str, Any]
     rows: list[dict[str, Any]]
     best: dict[str, Any] | None = None
+    counts: Callable[[dict[str, Any]], bool] = lambda row: True
+
+    @property
+    def counted(self) -> list[dict[str, Any]]:
+        """The rows that belong to the search at hand."""
+        return [row for row in self.rows if self.counts(row)]
 
     @classmethod
     def read(cls, path: Path, protocol: dict[str, Any]) -> Trials:
@@ -161,13 +178,14 @@ class Trials:
 
     def missing(self, search: Search) -> list[tuple[Settings, int]]:
         """Return the settings and seeds of a search that have no trial yet."""
-        tried = {(self._whole(row["settings"]), row["seed"]) for row in self.rows}
+        tried = {(self._whole(row["settings"]), row["seed"]) for row in self.counted}
         wanted = itertools.product(search.points, search.seeds)
         return [(point, seed) for point, seed in wanted if (self._whole(point), seed) not in tried]
 
-    def add(self, point: Settings, seed: int, outcome: run.Run | Diverged) -> dict[str, Any]:
+    def add(self, point: Settings, seed: int, outcome: run.Run | Diverged, conditions: Conditions) -> dict[str, Any]:
         """Append the outcome of a trial as a row, and return the row."""
         row: dict[str, Any] = {"settings": point, "seed": seed, "seen_validation": None, "error": None}
+        row |= vars(conditions)
         if isinstance(outcome, Diverged):
             row["error"] = str(outcome)
         else:
@@ -216,7 +234,7 @@ class Trials:
     def _ranked(self, seeds: Sequence[int]) -> list[tuple[Settings, list[float], tuple[float, float]]]:
         """Return (settings, figures, rank) per setting, the best first; see `ranking`."""
         found: dict[str, tuple[Settings, dict[int, dict[str, Any]]]] = {}
-        for row in self.rows:
+        for row in self.counted:
             _, tried = found.setdefault(self._whole(row["settings"]), (row["settings"], {}))
             tried[row["seed"]] = row
         complete: list[tuple[Settings, list[float], float]] = []
@@ -277,12 +295,13 @@ class Trials:
     def as_new(self, point: Settings, seeds: Sequence[int]) -> list[float]:
         """Return the metric of seen clients treated as new, per seed; empty if not measured."""
         wanted = self._whole(point)
-        rows = [row for row in self.rows if self._whole(row["settings"]) == wanted and row["seed"] in seeds]
+        rows = [row for row in self.counted if self._whole(row["settings"]) == wanted and row["seed"] in seeds]
         return [row["as_new"] for row in rows if "as_new" in row]
 
     def diverged(self, point: Settings) -> bool:
         """Return whether a trial of some settings diverged."""
-        return any(row.get("error") for row in self.rows if self._whole(row["settings"]) == self._whole(point))
+        wanted = self._whole(point)
+        return any(row.get("error") for row in self.counted if self._whole(row["settings"]) == wanted)
 
     def _whole(self, point: Settings) -> str:
         """Return a key for all hyper-parameters; those that `point` does not name have their defaults."""
@@ -323,7 +342,21 @@ def run_search(search: Search, out: Path, target: Path, at_once: int, console: C
     if search.hold_out:
         name = f"{name}{_HOLDING_OUT}{search.hold_out}"
     trials = Trials.read(target / f"{name}.json", _protocol(search, first))
-    runs = out / name
+    runs, known = out / name, dict[str, Conditions]()
+
+    def conditions(point: Settings, seed: int) -> Conditions:
+        key = json.dumps([point, seed], sort_keys=True)
+        if key not in known:
+            known[key] = Conditions.of(_spec(search, point, data(seed), seed, None, 1))
+        return known[key]
+
+    def counts(row: dict[str, Any]) -> bool:
+        point, seed = row["settings"], row["seed"]
+        if seed not in search.seeds or not search.includes(point):
+            return False
+        return conditions(point, seed).are_those_of(row)
+
+    trials.counts = counts
     pending = trials.missing(search)
     parts = chunks(pending, at_once)
     say(
@@ -332,11 +365,13 @@ def run_search(search: Search, out: Path, target: Path, at_once: int, console: C
         f"{counted(len(pending), 'run')} to do",
     )
     for batch in parts:
-        specs = [_spec(search, point, data(seed), seed, runs, len(batch)) for point, seed in batch]
+        specs = [
+            _spec(search, point, data(seed), seed, runs, len(batch), conditions(point, seed)) for point, seed in batch
+        ]
         outcomes = fitting.train_all(specs, console=console)
         for (point, seed), spec, outcome in zip(batch, specs, outcomes, strict=True):
             if isinstance(outcome, run.Run | Diverged):
-                row = trials.add(point, seed, outcome)
+                row = trials.add(point, seed, outcome, conditions(point, seed))
                 if row["error"] is None:
                     seen, held = (_text(row.get(key), trials.metric) for key in ("seen_validation", _HELD_OUT_SCORE))
                     held = f", held out {held}" if search.hold_out else ""
@@ -355,19 +390,30 @@ def _text(value: float | None, metric: str) -> str:
     return figure_text({metric: value}, metric)
 
 
-def _spec(search: Search, point: Settings, data: Federation, seed: int, out: Path, runs: int) -> RunSpec:
+def _spec(
+    search: Search,
+    point: Settings,
+    data: Federation,
+    seed: int,
+    out: Path | None,
+    runs: int,
+    conditions: Conditions | None = None,
+) -> RunSpec:
+    """Return the spec of a trial; its folder in `out` is named after its settings, seed and conditions."""
     config = search.config
     if search.hold_out:
         c = clients_per_round(config, data)  # the same number as without held-out clients
         data = data.holding_out(search.hold_out)
         config = dataclasses.replace(config, clients_per_round=min(c, data.num_seen))
     config = dataclasses.replace(config, settings=point, seed=seed, partition=data.partition, clients=data.num_clients)
-    folder = "-".join(f"{name}_{value}" for name, value in point.items()).replace("/", "_")
     label = f"{in_words(point)} seed {seed}"
-    folder_of_seed = seed_folder(out / folder, seed)
+    folder = None
+    if out is not None and conditions is not None:
+        words = "-".join(f"{name}_{value}" for name, value in point.items()).replace("/", "_")
+        folder = out / words / f"{seed_folder(out, seed).name}-{conditions.sha256[:8]}"
     given: dict[str, Any] = {"model": search.model, "task": search.task, "networks": search.networks}
-    held = search.hold_out > 0
-    return resolve(config, data, folder_of_seed, runs=runs, label=label, tunes=True, holds_out=held, **given)
+    given |= {"functions": search.functions, "tunes": True, "holds_out": search.hold_out > 0}
+    return resolve(config, data, folder, runs=runs, label=label, **given)
 
 
 def _protocol(search: Search, data: Federation) -> dict[str, Any]:
