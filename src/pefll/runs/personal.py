@@ -17,10 +17,11 @@ from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
 from pefll.core.plugins import allow, is_allowed
-from pefll.core.wording import argument, either
+from pefll.core.wording import argument, counted, either
 from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
 from pefll.data.frames import inputs_of, is_frame
+from pefll.data.missing_labels import has_label, without_gaps
 from pefll.data.table_plan import Encoded, TablePlan, plan_of
 from pefll.models import MODELS, build_model, weights_of
 from pefll.models.head import last_linear
@@ -130,14 +131,26 @@ class PersonalModel(nn.Module):
 
     @torch.no_grad()
     def metrics(self, x: Any, y: Any) -> dict[str, float]:
-        """Return the task's metrics on samples [N, ...] with labels y, the most important one first."""
+        """Return the task's metrics on samples [N, ...] with labels y, the most important one first.
+
+        Samples without a label (None, NaN or an empty text) do not count.
+        """
         task = self._known_task()
+        given = as_array(y, "y", "metrics")
+        there = has_label(given) if given.ndim else np.ones(0, dtype=bool)
+        if len(there) and not there.any():
+            raise PefllError(
+                f"none of the {counted(len(there), 'sample')} has a label; give labels, or predict instead",
+                "PEFLL-M504",
+            )
+        y = given if not len(there) or there.all() else without_gaps(given[there])
         labels = torch.from_numpy(labels_of(y, self.spec.class_names, "y", task.labels))
         output = torch.from_numpy(self._outputs(x, lambda output: output))
-        if len(labels) != len(output):
+        if len(there) != len(output):
             raise PefllError(
-                f"there are {len(output):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
+                f"there are {len(output):,} samples but {len(there):,} labels; they must be equal", code="PEFLL-M501"
             )
+        output = output[torch.from_numpy(there)]
         known = torch.ones(self.spec.classes, dtype=torch.bool) if self.spec.classes else None
         found = figures_of(task, task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
         # The file does not know the loss of training, and nothing is masked. A task of one's own may have nothing else.
