@@ -109,7 +109,7 @@ def test_a_run_is_not_resumed_with_other_code_of_the_same_name(tmp_path, given, 
         stopped(tmp_path / "a", **{argument: first})
     with pytest.raises(PefllError, match=f"a: the {part} not what the run was started with") as error:
         pefll.fit(ragged(), "fedavg", out=tmp_path / "a", **QUICK | {argument: second})
-    assert error.value.code == "PEFLL-R106"
+    assert error.value.code == "PEFLL-R123"
     pefll.fit(ragged(), "fedavg", out=tmp_path / "a", **QUICK | {argument: first})
 
 

@@ -23,7 +23,7 @@ def table(y, **columns):
     ("y", "kept"),
     [
         (["a", None, "b"] * 8, 16),
-        ([0.0, np.nan, 1.0] * 8, 16),
+        ([0, None, 1] * 8, 16),
         ([True, None, False] * 8, 16),
         (["a", "", "b"] * 8, 16),
         (np.array([True, False] * 12), 24),
@@ -38,7 +38,18 @@ def test_training_refuses_rows_without_a_label_or_leaves_them_out(y, kept):
     else:
         made = federation_from_frame(table(y), "y", "user")
     assert (len(made.rows), made.classes) == (kept, 2)
-    assert made.y[0] == (y[0] not in ("a", 0.0))
+    assert made.y[0] == (y[0] not in ("a", 0))
+
+
+def test_whole_numbers_with_gaps_are_classes_or_numbers_only_if_a_user_says_so():
+    prices = [300.0, np.nan, 200.0] * 8
+    with pytest.raises(PefllError, match=r"labels='classes', for numbers add labels='numbers' \[PEFLL-D113\]"):
+        federation_from_frame(table(prices), "y", "user", missing="drop")
+    with pytest.warns(UserWarning, match="8 rows of 24 without a label"):
+        numbers = federation_from_frame(table(prices), "y", "user", missing="drop", labels="numbers")
+        classes = federation_from_frame(table([0.0, np.nan, 1.0] * 8), "y", "user", missing="drop", labels="classes")
+    assert (numbers.labels, classes.classes, len(numbers.rows), len(classes.rows)) == ("numbers", 2, 16, 16)
+    assert federation_from_frame(table([0.0, 1.0] * 12), "y", "user", labels="classes").classes == 2
 
 
 def test_labels_of_several_columns_and_numbers():

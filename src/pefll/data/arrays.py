@@ -11,7 +11,7 @@ import torch
 from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted
-from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_numbers
+from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
 
 # Words for the three splits in users' files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
@@ -67,7 +67,7 @@ def samples_from_arrays(
             )
         classes = 0
     else:
-        found, class_names = _labels(y, name)
+        found, class_names = _labels(y, name, floats=labels == "classes")
     if classes is None:
         classes = len(class_names) or int(found.max(initial=0)) + 1
         if classes > max(_MANY_CLASSES, len(found)):
@@ -152,8 +152,8 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
         if known.size < array.size:
             return "classes"  # some are missing, which the check of classes says
         raise PefllError(
-            f"{name}: labels are {array.dtype} without fractions; for classes convert them with y.astype(int), for "
-            f"numbers add {for_numbers()}",
+            f"{name}: labels are {array.dtype} without fractions; for classes convert them with y.astype(int) or add "
+            f"{for_classes()}, for numbers add {for_numbers()}",
             code="PEFLL-D113",
         )
     return "numbers"
@@ -337,8 +337,8 @@ def _number_texts(texts: Array) -> tuple[Array, tuple[str, ...]]:
     return np.fromiter((place[word] for word in texts), dtype=np.int64, count=len(texts)), names
 
 
-def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
-    column = _column(y, "label", name, floats=False)
+def _labels(y: Any, name: str, *, floats: bool = False) -> tuple[Array, tuple[str, ...]]:
+    column = _column(y, "label", name, floats=floats)
     return _number_texts(column) if column.dtype == object else (column, ())
 
 

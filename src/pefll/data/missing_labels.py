@@ -29,11 +29,14 @@ def has_label(y: Array) -> Array:
     return np.asarray(there.reshape(len(y), -1).all(axis=1)) if y.ndim else there
 
 
-def without_gaps(y: Array) -> Array:
-    """Return labels without missing ones, as integers if possible: a column with gaps holds floats or objects."""
+def without_gaps(y: Array, known: bool = True) -> Array:
+    """Return labels without missing ones, as integers if possible: a column with gaps holds floats or objects.
+
+    If it is not `known` what labels are, floats stay floats: they may be classes or numbers, and a user must say which.
+    """
     if y.dtype == object and not any(isinstance(value, str) for value in y.reshape(-1)):
         y = np.asarray(y.tolist())
-    whole = y.dtype.kind == "f" and bool(np.isfinite(y).all()) and bool((y == np.floor(y)).all())
+    whole = known and y.dtype.kind == "f" and bool(np.isfinite(y).all()) and bool((y == np.floor(y)).all())
     return y.astype(np.int64) if whole or y.dtype.kind == "b" else y
 
 

@@ -165,6 +165,11 @@ def _check_classes(y: Array, name: str, classes: int) -> None:
         )
 
 
+def for_classes() -> str:
+    """Return what a user gives to say that labels are classes, not numbers."""
+    return either("--task classification", "labels='classes'")
+
+
 def for_numbers() -> str:
     """Return what a user gives to say that labels are numbers, not classes."""
     return either("--task regression", "labels='numbers'")

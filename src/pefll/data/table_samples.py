@@ -94,7 +94,7 @@ def samples_of_rows(
     samples = samples_from_arrays(
         # These zeros take no memory. They stand for the table, whose missing values are no samples yet.
         np.broadcast_to(np.float32(0), x.shape) if encodes else x,
-        without_gaps(y[there]) if not there.all() else y,
+        without_gaps(y[there], known=labels != "auto") if not there.all() else y,
         client,
         split,
         classes,

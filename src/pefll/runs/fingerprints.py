@@ -44,7 +44,7 @@ def check_same_code(started: Any, now: Fingerprints, where: object, advice: str)
         raise PefllError(
             f"{where}: the {what} not what the run was started with, although the name is the same; pass the same "
             f"code, or {advice}",
-            code="PEFLL-R106",
+            code="PEFLL-R123",
         )
 
 
