@@ -47,6 +47,7 @@ def test_whole_numbers_with_gaps_are_classes_or_numbers_only_if_a_user_says_so()
         federation_from_frame(table(prices), "y", "user", missing="drop")
     with pytest.warns(UserWarning, match="8 rows of 24 without a label"):
         numbers = federation_from_frame(table(prices), "y", "user", missing="drop", labels="numbers")
+    with pytest.warns(UserWarning, match="8 rows of 24 without a label"):
         classes = federation_from_frame(table([0.0, np.nan, 1.0] * 8), "y", "user", missing="drop", labels="classes")
     assert (numbers.labels, classes.classes, len(numbers.rows), len(classes.rows)) == ("numbers", 2, 16, 16)
     assert federation_from_frame(table([0.0, 1.0] * 12), "y", "user", labels="classes").classes == 2

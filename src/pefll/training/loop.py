@@ -57,7 +57,7 @@ def train(
         PefllError: if a callback failed, with a checkpoint written.
     """
     config = run.spec.config
-    run.round = progress.round
+    run.round, run.stopped_by = progress.round, progress.stopped.get("by", "")
     began = time.monotonic() - progress.wall_seconds
     for each in callbacks:
         each.on_start(run)
@@ -85,6 +85,7 @@ def train(
                     for each in callbacks:
                         if each.on_evaluation(run, run.history[-1]) and not run.stopped_by:
                             run.stopped_by = name_of(each)
+                            progress.stopped = {"by": run.stopped_by, "rounds": config.rounds}
                     if run.stopped_by:
                         pipeline.end_with(stretch)
                 progress.wall_seconds = time.monotonic() - began
