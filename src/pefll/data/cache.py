@@ -26,7 +26,7 @@ _ARRAYS = ("x", "y", "split", "client", "client_keys", "time")
 # Fields of `Samples` that are in the manifest.
 _VALUES = ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names")
 # Fields that are absent from older entries, and their values there.
-_LATER = {"label_column": "", "client_column": "", "unlabelled": 0}
+_LATER = {"label_column": "", "client_column": "", "time_column": "", "unlabelled": 0}
 
 Report = Callable[[str], None]
 # State of the files from which an entry was made, as JSON values.

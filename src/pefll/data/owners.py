@@ -14,6 +14,7 @@ from pefll.data.arrays import as_array, owners_of
 from pefll.data.missing_labels import without_gaps
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan, encoded
+from pefll.data.table_samples import order_of
 
 Name = int | str
 CLIENT, SPLIT = "client", "split"  # default names of columns or arrays
@@ -36,6 +37,7 @@ class Rows(NamedTuple):
     y: Any  # [N] or [N, k], labels as the data has them; None without labels
     client: Any  # [N]
     split: Any = None  # [N]; None if the data is not split
+    time: Any = None  # float64 [N], which orders each client's samples; None if a table has no column of times
 
 
 class Columns(NamedTuple):
@@ -45,6 +47,7 @@ class Columns(NamedTuple):
     label: str  # column of labels, or several with commas between them; the table may lack it
     client: str  # column of clients
     plan: TablePlan | None = None  # what training did to the features
+    time: str = ""  # column of times, if the data is to be split by them
 
 
 def by_client(x: Any, y: Any, client: Any, name: str = "arrays") -> list[Owned]:
@@ -80,7 +83,9 @@ def rows_of_frame(frame: Any, columns: Columns, name: str = "the table", *, toke
         raise no_clients(name, f"column {columns.client!r}")
     x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens)
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
-    return Rows(x, frames.labels_in(frame, columns.label, name), client, split)
+    times = frames.find_column(frame, columns.time, name) if columns.time and split is None else None
+    time = None if times is None else order_of(times, columns.time, name)
+    return Rows(x, frames.labels_in(frame, columns.label, name), client, split, time)
 
 
 def names_of_owners(client: str, features: Sequence[str], *, named: bool = False) -> tuple[str, ...]:

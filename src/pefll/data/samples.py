@@ -48,6 +48,7 @@ class Samples:
         client_keys: int64 [n], the clients' numbers in the data; None if they are 0..n-1.
         label_column: name of the table's column of labels, or empty.
         client_column: name of the table's column of clients, or empty.
+        time_column: name of the table's column of times, or empty.
         table: the columns of a table whose raw values x holds, float64 [N, columns] with NaN for missing ones. A
             partition learns from them what networks get, see `table_plan.TablePlan`. Empty for all other samples.
         time: float64 [N], when each sample was made, so that a client's last samples become its test samples; or None.
@@ -68,6 +69,7 @@ class Samples:
     client_keys: Array | None = None
     label_column: str = ""
     client_column: str = ""
+    time_column: str = ""
     table: tuple[RawColumn, ...] = ()
     time: Array | None = None
     unlabelled: int = 0

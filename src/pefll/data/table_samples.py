@@ -105,7 +105,8 @@ def samples_of_rows(
     )
     left_out = int((~there).sum())
     values = x if encodes else samples.x
-    return replace(samples, x=values, table=table, label_column=label, time=time, unlabelled=left_out)
+    samples = replace(samples, label_column=label, time_column=use.time)
+    return replace(samples, x=values, table=table, time=time, unlabelled=left_out)
 
 
 def rows_with_labels(y: Array, label: str, use: Use, name: str) -> Array:

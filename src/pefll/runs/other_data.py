@@ -64,6 +64,12 @@ def encoded_federation(
             f"{argument('label')}",
             code="PEFLL-T641",
         )
+    if columns.time and rows.time is None and rows.split is None:
+        raise PefllError(
+            f"{name} has no column {columns.time!r}, by which the run splits the samples of each client; add it, or a "
+            "column 'split' with train, validation and test",
+            code="PEFLL-T642",
+        )
     rows = _labelled(rows, name)
     y = labels_of(rows.y, spec.class_names, name, labels)
     samples = samples_from_arrays(
@@ -84,6 +90,8 @@ def encoded_federation(
         class_names=spec.class_names,
         label_column=columns.label,
         client_column=columns.client,
+        time_column=columns.time,
+        time=rows.time,
     )
     made = with_channel_stats(natural(samples, seed, unseen=0.0, validation=validation, test=test))
     return dataclasses.replace(made, num_seen=0, table=columns.plan)
@@ -98,5 +106,5 @@ def _labelled(rows: Rows, name: str) -> Rows:
         f"{name}: {int((~there).sum()):,} of {counted(len(there), 'row')} left out, because they have no label",
         stacklevel=4,
     )
-    x, client, split = (rows_where(there, each) for each in (rows.x, rows.client, rows.split))
-    return Rows(x, without_gaps(rows.y[there]), client, split)
+    x, client, split, time = (rows_where(there, each) for each in (rows.x, rows.client, rows.split, rows.time))
+    return Rows(x, without_gaps(rows.y[there]), client, split, time)
