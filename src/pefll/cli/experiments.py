@@ -376,7 +376,7 @@ def _write(name: str, status: TableStatus, results: Path, quiet: bool) -> None:
     evidence = status.evidence(experiment)
     paths = pages.write_page(evidence, results)
     if not quiet:
-        out.print(paths[0].read_text(), markup=False, highlight=False, soft_wrap=True)
+        out.print(paths[0].read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True)
     for path in paths:
         say(out, f"wrote {path}")
 
