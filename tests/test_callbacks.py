@@ -129,6 +129,19 @@ class Breaks(pefll.Callback):
             raise self.error
 
 
+def test_one_round_is_saved_and_two_are(tmp_path):
+    class Fails(pefll.Callback):
+        def on_evaluation(self, run, row):
+            raise ValueError
+
+    for rounds, words in ((1, "its 1 round is saved"), (2, "its 2 rounds are saved")):
+        with pytest.raises(PefllError, match=words):
+            pefll.fit(
+                ragged(), "fedavg", rounds=4, out=tmp_path / str(rounds), callbacks=[Fails()],
+                **QUICK | {"eval_every": rounds, "engine": "serial"},
+            )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("event", "engine", "error", "code"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -235,6 +236,27 @@ def test_another_table_is_split_by_the_time_of_the_run(pefll, frame, tmp_path, i
         loaded.evaluate(federation=frame)
     split = frame.assign(split=np.resize(["train", "train", "test"], len(frame)))
     assert loaded.evaluate(federation=split).unseen is not None, "a table with splits needs no time"
+
+
+def test_an_empty_column_of_labels_is_not_called_absent(pefll, trained, frame, tmp_path):  # noqa: F811
+    run = package.load(trained)
+    for rows, why in (
+        (frame.assign(liked=None), "the table has no row with a label in 'liked'"),
+        (frame.drop(columns="liked"), "the table has no column 'liked' of labels"),
+    ):
+        with pytest.raises(PefllError, match=f"{why}, so nothing can be scored.*PEFLL-T641"):
+            run.evaluate(federation=rows)
+    some = frame.assign(other=None)
+    with pytest.raises(PefllError, match=r"no columns 'b' and 'c' of labels"):
+        run.federation_from(some, label="other,b,c")
+    mine = frame[frame.user_id == frame.user_id.iloc[0]]
+    mine.to_csv(tmp_path / "mine.csv", index=False)
+    mine.assign(liked=None).to_csv(tmp_path / "empty.csv", index=False)
+    said = pefll("personalize", trained, "--data", tmp_path / "empty.csv", "--out", tmp_path / "m.safetensors")
+    assert re.search(r"no row with a label in 'liked', but.*PEFLL-M053", said.err)
+    assert pefll("personalize", trained, "--data", tmp_path / "mine.csv", "--out", tmp_path / "m.safetensors").code == 0
+    said = pefll("predict", tmp_path / "m.safetensors", "--data", tmp_path / "empty.csv")
+    assert "The accuracy is unknown: empty.csv has no row with a label in 'liked'" in said.out
 
 
 def test_names_of_columns_of_another_table_are_texts_or_lists(trained, frame):

@@ -63,6 +63,23 @@ def test_labels_of_several_columns_and_numbers():
             assert len(federation_from_frame(frame, label, "user", features=["n"], missing="drop").rows) == left
 
 
+def test_an_unseen_client_whose_rows_were_all_left_out():
+    holes = table([None if row % 4 == 2 else "ab"[row % 3 > 0] for row in range(ROWS)])
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(PefllError, match=r"no client 'u2' among the rows that are left;.*PEFLL-D604"),
+    ):
+        federation_from_frame(holes, "y", "user", missing="drop", unseen_clients=["u2"])
+    gaps = table(["a", "b"] * 12) | {"n": [np.nan if row % 4 == 2 else row % 5 for row in range(ROWS)]}
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(PefllError, match="no client 'u2' among the rows that are left;"),
+    ):
+        federation_from_frame(gaps, "y", "user", missing="drop", unseen_clients=["u2"])
+    with pytest.raises(PefllError, match="no client 'u9';"):
+        federation_from_frame(table(["a", "b"] * 12), "y", "user", unseen_clients=["u9"])
+
+
 def test_a_column_without_any_label():
     for missing in ("impute", "drop"):
         with pytest.raises(PefllError, match="PEFLL-D641"):

@@ -37,6 +37,7 @@ class Rows(NamedTuple):
     y: Any  # [N] or [N, k], labels as the data has them; None without labels
     client: Any  # [N]
     split: Any = None  # [N]; None if the data is not split
+    no_labels: str = ""  # why y is None, in words that go on after the name of a table
     time: Any = None  # float64 [N], which orders each client's samples; None if a table has no column of times
 
 
@@ -85,7 +86,8 @@ def rows_of_frame(frame: Any, columns: Columns, name: str = "the table", *, toke
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
     times = frames.find_column(frame, columns.time, name) if columns.time and split is None else None
     time = None if times is None else order_of(times, columns.time, name)
-    return Rows(x, frames.labels_in(frame, columns.label, name), client, split, time)
+    y = frames.labels_in(frame, columns.label, name)
+    return Rows(x, y, client, split, frames.why_no_labels(frame, columns.label) if y is None else "", time)
 
 
 def names_of_owners(client: str, features: Sequence[str], *, named: bool = False) -> tuple[str, ...]:

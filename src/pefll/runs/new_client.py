@@ -111,7 +111,9 @@ def check_labels(y: Any, method: Method[Any], spec: ModelSpec) -> None:
         f"pefll.fit(federation, 'pefll', embedding='{kind}-unlabeled')",
     )
     raise PefllError(
-        f"this run needs labels to personalise; train a run that needs none with {words}", code="PEFLL-T122"
+        "this run needs labels to personalise, and the new client has none; give labels, or train a run that needs "
+        f"none with {words}",
+        code="PEFLL-T122",
     )
 
 

@@ -60,8 +60,8 @@ def encoded_federation(
         name, rows = "the table", rows_of_frame(data, columns, tokens=spec.tokens)
     if rows.y is None:
         raise PefllError(
-            f"{name} has no labels in {columns.label!r}, so nothing can be scored; name the labels with "
-            f"{argument('label')}",
+            f"{name} {rows.no_labels or f'has no labels in {columns.label!r}'}, so nothing can be scored; fill labels "
+            f"in, or name the labels with {argument('label')}",
             code="PEFLL-T641",
         )
     if columns.time and rows.time is None and rows.split is None:
@@ -107,4 +107,4 @@ def _labelled(rows: Rows, name: str) -> Rows:
         stacklevel=4,
     )
     x, client, split, time = (rows_where(there, each) for each in (rows.x, rows.client, rows.split, rows.time))
-    return Rows(x, without_gaps(rows.y[there]), client, split, time)
+    return Rows(x, without_gaps(rows.y[there]), client, split, time=time)
