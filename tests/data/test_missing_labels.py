@@ -51,6 +51,8 @@ def test_whole_numbers_with_gaps_are_classes_or_numbers_only_if_a_user_says_so()
         classes = federation_from_frame(table([0.0, np.nan, 1.0] * 8), "y", "user", missing="drop", labels="classes")
     assert (numbers.labels, classes.classes, len(numbers.rows), len(classes.rows)) == ("numbers", 2, 16, 16)
     assert federation_from_frame(table([0.0, 1.0] * 12), "y", "user", labels="classes").classes == 2
+    with pytest.raises(PefllError, match=r"label 1.5 of sample 2 .*PEFLL-D112"):  # as the table counts, with its gaps
+        federation_from_frame(table([0.0, np.nan, 1.5] * 8), "y", "user", missing="drop", labels="classes")
 
 
 def test_labels_of_several_columns_and_numbers():

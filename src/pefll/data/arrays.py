@@ -285,14 +285,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             code="PEFLL-D111",
         )
     if array.dtype.kind == "f":
-        bad = (np.floor(array) != array) | ~np.isfinite(array)
-        if bad.any():
-            place = int(bad.argmax())
-            raise PefllError(
-                f"{name}: {what} {array[place]} of sample {place} is not a whole number; correct it or leave the "
-                "sample out",
-                code="PEFLL-D112",
-            )
+        check_whole(array, what, name)
         if not floats:
             raise PefllError(
                 f"{name}: {what}s are {array.dtype}; convert them to whole numbers, for example with y.astype(int)",
@@ -302,6 +295,18 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts", code="PEFLL-D114")
     _check_int64(array, what, name)
     return array.astype(np.int64, copy=False)
+
+
+def check_whole(array: Array, what: str, name: str, among: Any = True) -> None:
+    """Raise PefllError for floats [N] of which some are no whole numbers; only those in `among` [N] count."""
+    bad = ((np.floor(array) != array) | ~np.isfinite(array)) & among
+    if bad.any():
+        place = int(bad.argmax())
+        raise PefllError(
+            f"{name}: {what} {array[place]} of sample {place} is not a whole number; correct it or leave the sample "
+            "out",
+            code="PEFLL-D112",
+        )
 
 
 def _check_int64(array: Array, what: str, name: str) -> None:

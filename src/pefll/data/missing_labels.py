@@ -9,7 +9,7 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted
-from pefll.data.arrays import as_array
+from pefll.data.arrays import as_array, check_whole
 from pefll.data.raw_columns import is_missing
 from pefll.data.samples import Array
 
@@ -38,6 +38,18 @@ def without_gaps(y: Array, known: bool = True) -> Array:
         y = np.asarray(y.tolist())
     whole = known and y.dtype.kind == "f" and bool(np.isfinite(y).all()) and bool((y == np.floor(y)).all())
     return y.astype(np.int64) if whole or y.dtype.kind == "b" else y
+
+
+def labels_where(there: Array, y: Array, labels: str, name: str) -> Array:
+    """Return the labels y [N] or [N, k] of the rows `there`, bool [N]; see `without_gaps`.
+
+    `labels` says what labels are, or "auto". Errors name rows as the data counts them, also those that are left out.
+    """
+    if there.all():
+        return y
+    if labels == "classes" and y.dtype.kind == "f" and y.ndim == 1:
+        check_whole(y, "label", name, there)
+    return without_gaps(y[there], known=labels != "auto")
 
 
 def as_numbers(y: Array) -> Array:

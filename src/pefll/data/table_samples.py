@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.column_use import AS_IT_IS, Use, chosen_features
 from pefll.data.frames import column, columns, feature_matrix, joined_names, label_column, label_names, raw_columns
-from pefll.data.missing_labels import check_all_labelled, has_label, without_gaps
+from pefll.data.missing_labels import check_all_labelled, has_label, labels_where
 from pefll.data.raw_columns import DATE, NUMBER, RawColumn, read_column
 from pefll.data.samples import Array, Samples
 
@@ -94,7 +94,7 @@ def samples_of_rows(
     samples = samples_from_arrays(
         # These zeros take no memory. They stand for the table, whose missing values are no samples yet.
         np.broadcast_to(np.float32(0), x.shape) if encodes else x,
-        without_gaps(y[there], known=labels != "auto") if not there.all() else y,
+        labels_where(there, y, labels, name),
         client,
         split,
         classes,

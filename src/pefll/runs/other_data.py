@@ -14,7 +14,7 @@ from pefll.data import read_rows
 from pefll.data.arrays import labels_of, samples_from_arrays
 from pefll.data.federation import Federation
 from pefll.data.frames import is_frame
-from pefll.data.missing_labels import has_label, without_gaps
+from pefll.data.missing_labels import has_label, labels_where
 from pefll.data.normalise import with_channel_stats
 from pefll.data.owners import Columns, Rows, rows_of_frame
 from pefll.data.partition import natural
@@ -70,7 +70,7 @@ def encoded_federation(
             "column 'split' with train, validation and test",
             code="PEFLL-T642",
         )
-    rows = _labelled(rows, name)
+    rows = _labelled(rows, labels, name)
     y = labels_of(rows.y, spec.class_names, name, labels)
     samples = samples_from_arrays(
         check_input(rows.x, spec),
@@ -97,7 +97,7 @@ def encoded_federation(
     return dataclasses.replace(made, num_seen=0, table=columns.plan)
 
 
-def _labelled(rows: Rows, name: str) -> Rows:
+def _labelled(rows: Rows, labels: str, name: str) -> Rows:
     """Return the rows that have a label; warn of the others."""
     there = has_label(rows.y)
     if there.all():
@@ -107,4 +107,4 @@ def _labelled(rows: Rows, name: str) -> Rows:
         stacklevel=4,
     )
     x, client, split, time = (rows_where(there, each) for each in (rows.x, rows.client, rows.split, rows.time))
-    return Rows(x, without_gaps(rows.y[there]), client, split, time=time)
+    return Rows(x, labels_where(there, rows.y, labels, name), client, split, time=time)
