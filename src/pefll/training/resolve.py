@@ -81,7 +81,7 @@ class RunSpec:
         """Return the fingerprints of its networks, task, schedules and sampling, for the first `rounds` rounds."""
         spec = self.model_spec
         scores = [score for row in spec.probe or () for score in row]
-        networks = {"model": [spec.weights, *some_of(scores)], **(spec.networks or {})}
+        networks = ({"model": [spec.weights, *some_of(scores)]} if scores else {}) | (spec.networks or {})
         task = {"task": self.task_probe} if self.task_probe else {}
         plan = self.plan.fingerprints(rounds, self.federation.num_seen, self.clients_per_round)
         return networks | task | plan
