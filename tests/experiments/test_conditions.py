@@ -13,7 +13,8 @@ from torch import nn
 
 import pefll
 from pefll.core.errors import PefllError
-from pefll.experiments.tune import Search, Trials, tuned_settings
+from pefll.experiments.grid_search import Search
+from pefll.experiments.trials import Trials, tuned_settings
 from pefll.runs.config import Config
 from tests.federations import ragged
 from tests.test_fingerprints import LOSSES, network

@@ -145,7 +145,8 @@ def tune(
 
     - `pefll tune --data prices.csv --label price --client-column city --task regression --grid client_lr=1e-3,1e-2`
     """
-    from pefll.experiments import tune as search
+    from pefll.experiments import grid_search as search
+    from pefll.experiments.trials import trials_table
 
     allow(method, model)
     allow_task(task or None)
@@ -175,7 +176,7 @@ def tune(
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out, judge)
     with _advice_when_stopped(folder, target):
         trials = search.run_search(wanted, folder, target, at_once, err)
-    out.print(search.trials_table(trials, wanted.seeds))
+    out.print(trials_table(trials, wanted.seeds))
     for sentence in search.advice(trials, wanted):
         say(out, sentence)
     say(out, f"wrote {trials.path}")
@@ -259,11 +260,11 @@ def reproduce(
     """
     from pefll.experiments import gpu_time
     from pefll.experiments import reproduce as table
+    from pefll.experiments.grid_search import check_at_once
     from pefll.experiments.jobs import absent_data_words
     from pefll.experiments.missing import missing_runs
     from pefll.experiments.pages import diverged_words
     from pefll.experiments.results import no_results
-    from pefll.experiments.tune import check_at_once
 
     names = _names(what, missing, only)
     if dry_run and tables_only:

@@ -15,7 +15,8 @@ from pefll.core.schedules import Schedule
 from pefll.core.wording import argument
 from pefll.data.federation import Federation, check_is_federation
 from pefll.engines.round_plan import Sampling
-from pefll.experiments.tune import TUNED, Search, Trials, run_search
+from pefll.experiments.grid_search import Search, run_search
+from pefll.experiments.trials import TUNED, Trials
 from pefll.methods import BaseMethod, typed_settings
 from pefll.tasks import Task
 from pefll.tasks.names import allow_task, checked_task
