@@ -130,6 +130,19 @@ class Breaks(pefll.Callback):
             raise self.error
 
 
+def test_one_round_is_saved_and_two_are(tmp_path):
+    class Fails(pefll.Callback):
+        def on_evaluation(self, run, row):
+            raise ValueError
+
+    for rounds, words in ((1, "its 1 round is saved"), (2, "its 2 rounds are saved")):
+        with pytest.raises(PefllError, match=words):
+            pefll.fit(
+                ragged(), "fedavg", rounds=4, out=tmp_path / str(rounds), callbacks=[Fails()],
+                **QUICK | {"eval_every": rounds, "engine": "serial"},
+            )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("event", "engine", "error", "code"),
     [
@@ -236,6 +249,33 @@ def test_a_resumed_run_ends_where_one_in_one_go_does(monkeypatch, tmp_path):
     config = Config(rounds=30, eval_every=10)
     run_loop(config, RunFolder(tmp_path), Counting())
     assert ended(monkeypatch, values, pefll.EarlyStopping(3), RunFolder(tmp_path)) == 50
+
+
+@pytest.mark.parametrize("when", ["on_evaluation", "on_checkpoint"])
+def test_a_stopped_run_that_is_interrupted_before_its_test_does_not_train_on(tmp_path, when):
+    """The signal comes during the evaluation that stops the run, or the checkpoint after it, so before the test."""
+
+    class Interrupts(pefll.Callback):
+        def on_evaluation(self, run, row):
+            if row["round"] == 4 and when == "on_evaluation":
+                signal.raise_signal(signal.SIGINT)
+
+        def on_checkpoint(self, run, round_):
+            if round_ == 4 and when == "on_checkpoint":
+                signal.raise_signal(signal.SIGINT)
+
+    settings = {"rounds": 6, "eval_every": 2, "out": tmp_path / "a"} | {
+        name: value for name, value in QUICK.items() if name not in ("rounds", "eval_every")
+    }
+    with pytest.raises(pefll.Stopped, match="in the test after round 4"):
+        pefll.fit(ragged(), "fedavg", callbacks=[Stop(4), Interrupts()], **settings)
+    run = pefll.fit(ragged(), "fedavg", callbacks=[Stop(4)], **settings)
+    assert (run.summary["rounds"], run.summary["stopped"]) == (4, {"by": "Stop", "rounds": 6})
+    whole = pefll.fit(ragged(), "fedavg", callbacks=[Stop(4)], **settings | {"out": tmp_path / "b"})
+    assert run.summary["accuracy"] == whole.summary["accuracy"]
+    longer = pefll.fit(ragged(), "fedavg", **settings | {"rounds": 8})
+    assert longer.summary["rounds"] == 8
+    assert "stopped" not in longer.summary
 
 
 def test_without_validation_samples_nobody_stops_early(monkeypatch):

@@ -137,3 +137,27 @@ def test_a_run_trained_on_a_table_gives_models_that_know_its_columns(frame, tmp_
         with pytest.raises(PefllError) as error:
             each.personalize(table[table.who == 2].drop(columns="age"))
         assert error.value.code == "PEFLL-M030"
+
+
+def test_metrics_count_the_samples_that_have_a_label(model, frame):
+    y = np.resize(["ant", "bee", "cow"], len(frame)).astype(object)
+    holes = np.where(np.arange(len(frame)) % 3 == 0, None, y)
+    kept = [place for place in range(len(frame)) if place % 3]
+    assert model.metrics(frame, holes) == model.metrics(frame.iloc[kept], y[kept])
+    with pytest.raises(PefllError, match="PEFLL-M504"):
+        model.metrics(frame, [None] * len(frame))
+    with pytest.raises(PefllError, match="PEFLL-M501"):
+        model.metrics(frame, holes[:7])
+    spec = ModelSpec.from_json(
+        CONTENT | {"classes": 0, "class_names": [], "outputs": 1, "task": "regression mean=3.0 deviation=2.0"}
+    )
+    regression = PersonalModel(pefll.models.MLP((4,), 1), spec)
+    prices = np.where(np.arange(len(frame)) % 3 == 0, np.nan, np.arange(50.0))
+    assert regression.metrics(frame, prices) == regression.metrics(frame.iloc[kept], np.arange(50.0)[kept])
+
+
+def test_the_rmse_of_nan_is_nan():
+    from pefll.tasks.metrics import rmse
+
+    assert np.isnan(rmse(np.array(np.nan), 3.0))
+    assert rmse(np.array(-1e-9), 3.0) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -207,6 +208,63 @@ def test_another_table_is_encoded_with_the_plan_of_the_run(pefll, trained, frame
     with pytest.warns(UserWarning, match="left out, because they have no label"):
         assert len(run.federation_from(other.assign(liked=other.liked.where(other.number_2 > 0))).rows) < len(other)
     assert "PEFLL-C640" in pefll("evaluate", trained, "--label", "liked").err
+
+
+@pytest.mark.parametrize("in_python", [True, False])
+def test_another_table_is_split_by_the_time_of_the_run(pefll, frame, tmp_path, in_python):  # noqa: F811
+    """Each client's latest rows are its test samples, as in training."""
+    timed = frame.assign(day=np.random.default_rng(0).permutation(len(frame)))
+    settings = {"rounds": 1, "clients_per_round": 2, "processes": 1, "local_steps": 1}
+    if in_python:
+        federation = package.federation_from_frame(timed, "liked", "user_id", time="day")
+        run = package.fit(federation, "fedavg", out=tmp_path / "run", **settings)
+    else:
+        timed.to_csv(tmp_path / "timed.csv", index=False)
+        said = pefll(
+            *("train", "--data", tmp_path / "timed.csv", "--label", "liked", "--client-column", "user_id"),
+            *("--time-column", "day", "--method", "fedavg", "--rounds", 1, "--clients-per-round", 2, "--processes", 1),
+            *("--set", "local_steps=1", "--out", tmp_path / "run"),
+        )
+        assert said.code == 0, said.err
+    loaded = package.load(tmp_path / "run")
+    for trained in (run, loaded) if in_python else (loaded,):
+        made = trained.federation_from(timed)
+        for client in range(made.num_clients):
+            days = [timed.day.to_numpy()[made.indices(client, split).numpy()] for split in range(3)]
+            assert max(days[0]) < min(days[2], default=len(timed))
+    with pytest.raises(PefllError, match=r"no column 'day'.*PEFLL-T642"):
+        loaded.evaluate(federation=frame)
+    split = frame.assign(split=np.resize(["train", "train", "test"], len(frame)))
+    assert loaded.evaluate(federation=split).unseen is not None, "a table with splits needs no time"
+
+
+def test_an_empty_column_of_labels_is_not_called_absent(pefll, trained, frame, tmp_path):  # noqa: F811
+    run = package.load(trained)
+    for rows, why in (
+        (frame.assign(liked=None), "the table has no row with a label in 'liked'"),
+        (frame.drop(columns="liked"), "the table has no column 'liked' of labels"),
+    ):
+        with pytest.raises(PefllError, match=f"{why}, so nothing can be scored.*PEFLL-T641"):
+            run.evaluate(federation=rows)
+    some = frame.assign(other=None)
+    with pytest.raises(PefllError, match=r"no columns 'b' and 'c' of labels"):
+        run.federation_from(some, label="other,b,c")
+    mine = frame[frame.user_id == frame.user_id.iloc[0]]
+    mine.to_csv(tmp_path / "mine.csv", index=False)
+    mine.assign(liked=None).to_csv(tmp_path / "empty.csv", index=False)
+    said = pefll("personalize", trained, "--data", tmp_path / "empty.csv", "--out", tmp_path / "m.safetensors")
+    assert re.search(r"no row with a label in 'liked', but.*PEFLL-M053", said.err)
+    assert pefll("personalize", trained, "--data", tmp_path / "mine.csv", "--out", tmp_path / "m.safetensors").code == 0
+    said = pefll("predict", tmp_path / "m.safetensors", "--data", tmp_path / "empty.csv")
+    assert "The accuracy is unknown: empty.csv has no row with a label in 'liked'" in said.out
+
+
+def test_names_of_columns_of_another_table_are_texts_or_lists(trained, frame):
+    run = package.load(trained)
+    assert run.federation_from(frame, label=["liked"]).num_clients == frame.user_id.nunique()
+    for wrong in ({"label": 3}, {"client": 3}, {"label": ["liked", 3]}):
+        with pytest.raises(PefllError, match="PEFLL-A008"):
+            run.federation_from(frame, **wrong)
 
 
 def test_pefll_is_ahead_on_unseen_users_of_a_raw_table(pefll, tmp_path):  # noqa: F811

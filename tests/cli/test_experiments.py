@@ -49,24 +49,24 @@ def test_tuning(pefll, refused, tmp_path, monkeypatch):
 
 def test_stopping_a_search(pefll, tmp_path, monkeypatch):
     from pefll.core.signals import Stopped
-    from pefll.experiments import tune
+    from pefll.experiments import grid_search
 
     def stopped(*given):
         raise Stopped(3, 15)
 
-    monkeypatch.setattr(tune, "run_search", stopped)
+    monkeypatch.setattr(grid_search, "run_search", stopped)
     said = pefll(*TUNE, "--grid", "client_lr=1", "--out", tmp_path)
     assert said.code == 128 + 15
     assert "The same command continues." in said.err
 
 
 def test_a_second_ctrl_c_says_where_searches_and_tables_go_on_from(pefll, tmp_path, monkeypatch):
-    from pefll.experiments import reproduce, tune
+    from pefll.experiments import grid_search, reproduce
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune, "run_search", interrupted)
+    monkeypatch.setattr(grid_search, "run_search", interrupted)
     monkeypatch.setattr(reproduce, "run_missing", interrupted)
     table = ["reproduce", "table1", "--only", "local/cifar10-100", "--results", tmp_path / "results"]
     for command in ([*TUNE, "--grid", "client_lr=1"], table):

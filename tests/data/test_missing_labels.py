@@ -23,7 +23,7 @@ def table(y, **columns):
     ("y", "kept"),
     [
         (["a", None, "b"] * 8, 16),
-        ([0.0, np.nan, 1.0] * 8, 16),
+        ([0, None, 1] * 8, 16),
         ([True, None, False] * 8, 16),
         (["a", "", "b"] * 8, 16),
         (np.array([True, False] * 12), 24),
@@ -42,7 +42,21 @@ def test_training_refuses_rows_without_a_label_or_leaves_them_out(y, kept):
     else:
         made = federation_from_frame(table(y), "y", "user")
     assert (len(made.rows), made.classes) == (kept, 2)
-    assert made.y[0] == (y[0] not in ("a", 0.0))
+    assert made.y[0] == (y[0] not in ("a", 0))
+
+
+def test_whole_numbers_with_gaps_are_classes_or_numbers_only_if_a_user_says_so():
+    prices = [300.0, np.nan, 200.0] * 8
+    with pytest.raises(PefllError, match=r"labels='classes', for numbers add labels='numbers' \[PEFLL-D113\]"):
+        federation_from_frame(table(prices), "y", "user", missing="drop")
+    with pytest.warns(UserWarning, match="8 rows of 24 without a label"):
+        numbers = federation_from_frame(table(prices), "y", "user", missing="drop", labels="numbers")
+    with pytest.warns(UserWarning, match="8 rows of 24 without a label"):
+        classes = federation_from_frame(table([0.0, np.nan, 1.0] * 8), "y", "user", missing="drop", labels="classes")
+    assert (numbers.labels, classes.classes, len(numbers.rows), len(classes.rows)) == ("numbers", 2, 16, 16)
+    assert federation_from_frame(table([0.0, 1.0] * 12), "y", "user", labels="classes").classes == 2
+    with pytest.raises(PefllError, match=r"label 1.5 of sample 2 .*PEFLL-D112"):  # as the table counts, with its gaps
+        federation_from_frame(table([0.0, np.nan, 1.5] * 8), "y", "user", missing="drop", labels="classes")
 
 
 def test_labels_of_several_columns_and_numbers():
@@ -53,6 +67,23 @@ def test_labels_of_several_columns_and_numbers():
             federation_from_frame(frame, label, "user")
         with pytest.warns(UserWarning, match="without a label"):
             assert len(federation_from_frame(frame, label, "user", features=["n"], missing="drop").rows) == left
+
+
+def test_an_unseen_client_whose_rows_were_all_left_out():
+    holes = table([None if row % 4 == 2 else "ab"[row % 3 > 0] for row in range(ROWS)])
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(PefllError, match=r"no client 'u2' among the rows that are left;.*PEFLL-D604"),
+    ):
+        federation_from_frame(holes, "y", "user", missing="drop", unseen_clients=["u2"])
+    gaps = table(["a", "b"] * 12) | {"n": [np.nan if row % 4 == 2 else row % 5 for row in range(ROWS)]}
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(PefllError, match="no client 'u2' among the rows that are left;"),
+    ):
+        federation_from_frame(gaps, "y", "user", missing="drop", unseen_clients=["u2"])
+    with pytest.raises(PefllError, match="no client 'u9';"):
+        federation_from_frame(table(["a", "b"] * 12), "y", "user", unseen_clients=["u9"])
 
 
 def test_a_column_without_any_label():

@@ -13,7 +13,7 @@ from pefll.experiments.jobs import merged, personal_steps, split_settings
 from pefll.experiments.reproduce import cheapest_first, joined, read_status, run_missing
 from pefll.experiments.results import markdown_table
 from pefll.experiments.table1 import CELLS, OURS, TITLES, Cell
-from pefll.experiments.tune import tuned_settings
+from pefll.experiments.trials import tuned_settings
 from pefll.methods import personal_settings
 from pefll.training import fitting, run
 

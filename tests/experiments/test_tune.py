@@ -16,9 +16,9 @@ from pefll.core.errors import PefllError
 from pefll.core.signals import Stopped
 from pefll.data.samples import TEST
 from pefll.engines.vector import VectorEngine
-from pefll.experiments import tune as module
+from pefll.experiments.grid_search import Search, advice, parse_grid, run_search
 from pefll.experiments.results import collect
-from pefll.experiments.tune import Search, Trials, advice, parse_grid, run_search, trials_table, tuned_settings
+from pefll.experiments.trials import Trials, trials_table, tuned_settings
 from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
@@ -147,7 +147,7 @@ def test_settings_of_new_clients_are_chosen_within_the_best_training(tmp_path):
         row(0.2, {"new_lr": 1.0}, 0.78, as_new=0.9),
         row(0.3, {}, None),
     ]
-    trials = module.Trials(tmp_path / "t.json", {"method": "pfedhn"}, rows)
+    trials = Trials(tmp_path / "t.json", {"method": "pfedhn"}, rows)
     ranked = [point for point, _ in trials.ranking((0,))]
     assert ranked == [rows[place]["settings"] for place in (2, 1, 0, 3, 4)]
     trials.choose((0,))
@@ -298,7 +298,7 @@ def test_other_conditions_are_refused(tmp_path):
 
 def test_tuned_runs_are_not_results(tmp_path):
     search(tmp_path, seeds=(0,))
-    (folder,) = (tmp_path / "runs").glob("*/*client_lr_0.1/seed-0")
+    (folder,) = (tmp_path / "runs").glob("*/*client_lr_0.1/seed-0-*")
     with pytest.raises(PefllError, match="PEFLL-X008"):
         collect(RunFolder(folder), tmp_path / "to")
 
@@ -347,7 +347,7 @@ def test_a_grid_is_a_product_with_types():
     grid = parse_grid("fedavg", ["client_lr = 1e-3, 1e-2", "local_steps=5"])
     assert grid == {"client_lr": (1e-3, 1e-2), "local_steps": (5,)}
     with pytest.raises(PefllError, match="PEFLL-X011"):
-        module.Search(CONFIG, grid)
+        Search(CONFIG, grid)
 
 
 def test_the_lowest_error_is_chosen_for_numbers(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from pefll.core.errors import PefllError
 from pefll.data.samples import TRAIN
-from pefll.methods import build_method
+from pefll.methods import build_method, settings_for
 from tests.federations import problem_of
 from tests.methods.by_hand import PLAIN, both_engines, clients_of, grad, models_of, opened, two_layers
 
@@ -96,3 +96,12 @@ def test_a_new_client_needs_no_labels(make):
 def test_an_encoder_that_reads_labels_is_refused(name):
     with pytest.raises(PefllError, match="PEFLL-N570"):
         build_method("odpfl-hn", problem_of(clients_of(), two_layers()), {"encoder": name})
+
+
+def test_descriptors_of_many_clients_have_the_size_that_pefll_takes():
+    for clients, wanted in ((1000, 251), (1001, 64), (3000, 64)):
+        problem = dataclasses.replace(problem_of(clients_of(), two_layers()), num_clients=clients)
+        for name in ("pefll", "odpfl-hn"):
+            method = build_method(name, problem, settings_for(name, problem, {}))
+            assert method.descriptor == wanted
+            assert settings_for(name, problem, {"descriptor_size": 0}) == {}

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import torch
@@ -71,6 +72,8 @@ app.add_typer(flower.app, name="flower", rich_help_panel="Real clients")
 
 def main() -> None:
     """Run the command line; print one sentence and exit with code 2 for an error that the user can fix."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a file may not have all letters
+        sys.stdout.reconfigure(errors="replace")
     try:
         with for_the_command_line():
             code = app(standalone_mode=False)

@@ -127,7 +127,8 @@ def tune(
     new clients, use `--hold-out`: some seen clients then take no part in training.
 
     Trials are not repeated. After Ctrl-C, or to try more values, give the command again. All trials of a method on a
-    federation are in one file, `results/tune/DATA-METHOD-nCLIENTS.json`. `pefll reproduce` uses the best trial.
+    federation are in one file, `results/tune/DATA-METHOD-nCLIENTS.json`. `pefll reproduce` uses the best trial. Trials
+    with other data, code or fixed settings stay in the file, and do not count.
     Trials with `--hold-out` have a file of their own, which `pefll reproduce` prefers for the same number of clients.
 
     For example:
@@ -144,7 +145,8 @@ def tune(
 
     - `pefll tune --data prices.csv --label price --client-column city --task regression --grid client_lr=1e-3,1e-2`
     """
-    from pefll.experiments import tune as search
+    from pefll.experiments import grid_search as search
+    from pefll.experiments.trials import trials_table
 
     allow(method, model)
     allow_task(task or None)
@@ -174,7 +176,7 @@ def tune(
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out, judge)
     with _advice_when_stopped(folder, target):
         trials = search.run_search(wanted, folder, target, at_once, err)
-    out.print(search.trials_table(trials, wanted.seeds))
+    out.print(trials_table(trials, wanted.seeds))
     for sentence in search.advice(trials, wanted):
         say(out, sentence)
     say(out, f"wrote {trials.path}")
@@ -258,11 +260,11 @@ def reproduce(
     """
     from pefll.experiments import gpu_time
     from pefll.experiments import reproduce as table
+    from pefll.experiments.grid_search import check_at_once
     from pefll.experiments.jobs import absent_data_words
     from pefll.experiments.missing import missing_runs
     from pefll.experiments.pages import diverged_words
     from pefll.experiments.results import no_results
-    from pefll.experiments.tune import check_at_once
 
     names = _names(what, missing, only)
     if dry_run and tables_only:
@@ -375,7 +377,7 @@ def _write(name: str, status: TableStatus, results: Path, quiet: bool) -> None:
     evidence = status.evidence(experiment)
     paths = pages.write_page(evidence, results)
     if not quiet:
-        out.print(paths[0].read_text(), markup=False, highlight=False, soft_wrap=True)
+        out.print(paths[0].read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True)
     for path in paths:
         say(out, f"wrote {path}")
 

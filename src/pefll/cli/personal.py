@@ -35,7 +35,9 @@ from pefll.core.files import check_folder
 from pefll.core.progress import say
 from pefll.core.wording import counted, reasons, without_samples
 from pefll.data.federation import Federation
+from pefll.data.frames import why_no_labels
 from pefll.data.missing_labels import has_label, labelled, without_gaps
+from pefll.data.table_files import read_frame
 from pefll.runs import federations
 from pefll.runs.model_folder import INDEX
 from pefll.runs.new_client import labelled_clients, unlabelled_words
@@ -261,7 +263,8 @@ def _check_labels(has_labels: bool, trained: run.Run, data: Path, label: str) ->
     """Raise PefllError if a table lacks the labels that a run needs."""
     if not has_labels and trained.method.uses_labels and data.suffix.lower() in sources.TABLES:
         raise PefllError(
-            f"{data} has no column {label!r} with labels, which this run needs; name the column of labels with --label",
+            f"{data} {why_no_labels(read_frame(data.expanduser()), label)}, but this run needs labels; fill them in, "
+            "or name the column of labels with --label",
             code="PEFLL-M053",
         )
 
@@ -344,7 +347,8 @@ def predict(
         of = "" if there.all() else " with a label"
         say(out, f"{right:.1f}% of {counted(len(y), 'sample')}{of} {'is' if len(y) == 1 else 'are'} right")
     elif data.suffix.lower() in sources.TABLES:
-        say(out, f"The accuracy is unknown: there is no column {label!r} with labels; --label names another.")
+        why = why_no_labels(read_frame(data.expanduser()), label)
+        say(out, f"The accuracy is unknown: {data.name} {why}; --label names another.")
 
 
 def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None) -> None:

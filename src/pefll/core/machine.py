@@ -52,7 +52,7 @@ def _left_in_cgroups() -> list[int]:
 def _cgroups() -> list[tuple[Path, str, str]]:
     """Return the cgroup folders that may limit this process, each with the names of its limit and usage files."""
     try:
-        rows = OWN_CGROUP.read_text().splitlines()
+        rows = OWN_CGROUP.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     found = []
@@ -73,7 +73,7 @@ def _cgroups() -> list[tuple[Path, str, str]]:
 def _rows(path: Path) -> list[list[str]]:
     """Return the words of each row of a file; an empty list if the file cannot be read."""
     try:
-        return [row.split() for row in path.read_text().splitlines() if row.strip()]
+        return [row.split() for row in path.read_text(encoding="utf-8", errors="replace").splitlines() if row.strip()]
     except OSError:
         return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,6 +14,8 @@ from pefll.core.wording import argument
 
 # Maps the number of a round (0 for the first) to the factor of the learning rate in that round.
 Schedule: TypeAlias = Callable[[int], float]
+
+MOST = 100_000  # rounds whose factors are computed before a run
 
 FORMS = {
     "constant": "constant",
@@ -88,7 +91,13 @@ def checked_function(function: Any, name: str) -> Schedule:
     return factor
 
 
-def check_rounds(schedule: Schedule, rounds: int, most: int = 100_000) -> None:
-    """Call a schedule for all rounds, at most `most`, so that a bad factor is an error before the run starts."""
-    for t in range(min(rounds, most)):
+def check_rounds(schedule: Schedule, rounds: int) -> None:
+    """Call a schedule for all rounds, at most `MOST`, so that a bad factor is an error before the run starts."""
+    for t in range(min(rounds, MOST)):
         schedule(t)
+
+
+def sha256_of(schedule: Schedule, rounds: int) -> str:
+    """Return the SHA-256 of a schedule's factors of all rounds, at most `MOST`; nine digits of each count."""
+    factors = " ".join(f"{schedule(t):.9g}" for t in range(min(rounds, MOST)))
+    return hashlib.sha256(factors.encode()).hexdigest()

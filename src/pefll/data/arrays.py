@@ -12,7 +12,7 @@ from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted, either, first_few
 from pefll.data.raw_columns import is_missing
-from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_numbers
+from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
 
 # Words for the three splits in users' files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
@@ -68,7 +68,7 @@ def samples_from_arrays(
             )
         classes = 0
     else:
-        found, class_names = _labels(y, name)
+        found, class_names = _labels(y, name, floats=labels == "classes")
     if classes is None:
         classes = len(class_names) or int(found.max(initial=0)) + 1
         if classes > max(_MANY_CLASSES, len(found)):
@@ -153,8 +153,8 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
         if known.size < array.size:
             return "classes"  # some are missing, which the check of classes says
         raise PefllError(
-            f"{name}: labels are {array.dtype} without fractions; for classes {_as_whole()}, for numbers add "
-            f"{for_numbers()}",
+            f"{name}: labels are {array.dtype} without fractions; for classes {_as_whole()} or add {for_classes()}, "
+            f"for numbers add {for_numbers()}",
             code="PEFLL-D113",
         )
     return "numbers"
@@ -297,14 +297,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             code="PEFLL-D111",
         )
     if array.dtype.kind == "f":
-        bad = (np.floor(array) != array) | ~np.isfinite(array)
-        if bad.any():
-            place = int(bad.argmax())
-            raise PefllError(
-                f"{name}: {what} {array[place]} of sample {place} is not a whole number; correct it or leave the "
-                "sample out",
-                code="PEFLL-D112",
-            )
+        check_whole(array, what, name)
         if not floats:
             raise PefllError(
                 f"{name}: {what}s are {array.dtype}; for classes {_as_whole()}",
@@ -314,6 +307,18 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
         raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts", code="PEFLL-D114")
     _check_int64(array, what, name)
     return array.astype(np.int64, copy=False)
+
+
+def check_whole(array: Array, what: str, name: str, among: Any = True) -> None:
+    """Raise PefllError for floats [N] of which some are no whole numbers; only those in `among` [N] count."""
+    bad = ((np.floor(array) != array) | ~np.isfinite(array)) & among
+    if bad.any():
+        place = int(bad.argmax())
+        raise PefllError(
+            f"{name}: {what} {array[place]} of sample {place} is not a whole number; correct it or leave the sample "
+            "out",
+            code="PEFLL-D112",
+        )
 
 
 def _check_int64(array: Array, what: str, name: str) -> None:
@@ -349,8 +354,8 @@ def _number_texts(texts: Array) -> tuple[Array, tuple[str, ...]]:
     return np.fromiter((place[word] for word in texts), dtype=np.int64, count=len(texts)), names
 
 
-def _labels(y: Any, name: str) -> tuple[Array, tuple[str, ...]]:
-    column = _column(y, "label", name, floats=False)
+def _labels(y: Any, name: str, *, floats: bool = False) -> tuple[Array, tuple[str, ...]]:
+    column = _column(y, "label", name, floats=floats)
     return _number_texts(column) if column.dtype == object else (column, ())
 
 

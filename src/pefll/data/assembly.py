@@ -18,7 +18,10 @@ from pefll.data.table_plan import TablePlan
 # A table's raw values are kept until the start of training if one is beyond this: `ranges` looks for mistakes in them.
 _LARGE = 1e3
 # Attributes that a federation copies from its samples.
-_MEANING = ("classes", "normalise", "tokens", "name", "class_names", "feature_names", "label_column", "client_column")
+_MEANING = (
+    *("classes", "normalise", "tokens", "name", "class_names", "feature_names"),
+    *("label_column", "client_column", "time_column"),
+)
 
 
 def assemble(

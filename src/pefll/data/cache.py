@@ -26,7 +26,7 @@ _ARRAYS = ("x", "y", "split", "client", "client_keys", "time")
 # Fields of `Samples` that are in the manifest.
 _VALUES = ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names")
 # Fields that are absent from older entries, and their values there.
-_LATER = {"label_column": "", "client_column": "", "unlabelled": 0}
+_LATER = {"label_column": "", "client_column": "", "time_column": "", "unlabelled": 0}
 
 Report = Callable[[str], None]
 # State of the files from which an entry was made, as JSON values.
@@ -160,7 +160,7 @@ def _write(entry: Path, samples: Samples, stamp: Stamp) -> None:
         about = {name: getattr(samples, name) for name in (*_VALUES, *_LATER)}
         about["table"] = [[each.name, each.kind, each.values] for each in samples.table]
         manifest = {"version": VERSION, "sources": stamp, "arrays": notes, "about": about}
-        (fresh / _MANIFEST).write_text(json.dumps(manifest))
+        (fresh / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         # Only an empty or missing folder can be replaced. Programs that have mapped the old files can still read them.
         shutil.rmtree(entry, ignore_errors=True)
         os.replace(fresh, entry)

@@ -59,6 +59,7 @@ class Federation:
     names: tuple[str, ...] = ()
     label_column: str = ""
     client_column: str = ""
+    time_column: str = ""
     table: TablePlan | None = None
     _raw: dict[str, Array] = field(default_factory=dict, repr=False)  # raw values of the table, as `x`, until checked
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)

@@ -114,6 +114,15 @@ def labels_in(frame: Any, label: str, name: str) -> Array | None:
     return y if has_label(y).any() else None
 
 
+def why_no_labels(frame: Any, label: str) -> str:
+    """Return why `labels_in` finds no labels in a table, in a few words that go on after the table's name."""
+    there = columns(frame)
+    absent = [each for each in label_names(label, there) if each not in there]
+    if absent:
+        return f"has no column{'s' * (len(absent) > 1)} {first_few(map(repr, absent))} of labels"
+    return f"has no row with a label in {first_few(map(repr, label_names(label, there)))}"
+
+
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:
     """Return the names of a table's columns that are not among `without`, in order."""
     left_out = set(without)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted
-from pefll.data.arrays import as_array
+from pefll.data.arrays import as_array, check_whole
 from pefll.data.raw_columns import is_missing
 from pefll.data.samples import Array
 
@@ -29,12 +29,27 @@ def has_label(y: Array) -> Array:
     return np.asarray(there.reshape(len(y), -1).all(axis=1)) if y.ndim else there
 
 
-def without_gaps(y: Array) -> Array:
-    """Return labels without missing ones, as integers if possible: a column with gaps holds floats or objects."""
+def without_gaps(y: Array, known: bool = True) -> Array:
+    """Return labels without missing ones, as integers if possible: a column with gaps holds floats or objects.
+
+    If it is not `known` what labels are, floats stay floats: they may be classes or numbers, and a user must say which.
+    """
     if y.dtype == object and not any(isinstance(value, str) for value in y.reshape(-1)):
         y = np.asarray(y.tolist())
-    whole = y.dtype.kind == "f" and bool(np.isfinite(y).all()) and bool((y == np.floor(y)).all())
+    whole = known and y.dtype.kind == "f" and bool(np.isfinite(y).all()) and bool((y == np.floor(y)).all())
     return y.astype(np.int64) if whole or y.dtype.kind == "b" else y
+
+
+def labels_where(there: Array, y: Array, labels: str, name: str) -> Array:
+    """Return the labels y [N] or [N, k] of the rows `there`, bool [N]; see `without_gaps`.
+
+    `labels` says what labels are, or "auto". Errors name rows as the data counts them, also those that are left out.
+    """
+    if there.all():
+        return y
+    if labels == "classes" and y.dtype.kind == "f" and y.ndim == 1:
+        check_whole(y, "label", name, there)
+    return without_gaps(y[there], known=labels != "auto")
 
 
 def as_numbers(y: Array) -> Array:

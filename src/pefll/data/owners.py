@@ -15,6 +15,7 @@ from pefll.data.missing_labels import without_gaps
 from pefll.data.raw_columns import BadCell, refuse_cell
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan, encoded
+from pefll.data.table_samples import order_of
 
 Name = int | str
 CLIENT, SPLIT = "client", "split"  # default names of columns or arrays
@@ -36,6 +37,8 @@ class Rows(NamedTuple):
     y: Any  # [N] or [N, k], labels as the data has them; None without labels
     client: Any  # [N]
     split: Any = None  # [N]; None if the data is not split
+    no_labels: str = ""  # why y is None, in words that go on after the name of a table
+    time: Any = None  # float64 [N], which orders each client's samples; None if a table has no column of times
 
 
 class Columns(NamedTuple):
@@ -45,6 +48,7 @@ class Columns(NamedTuple):
     label: str  # column of labels, or several with commas between them; the table may lack it
     client: str  # column of clients
     plan: TablePlan | None = None  # what training did to the features
+    time: str = ""  # column of times, if the data is to be split by them
 
 
 def by_client(
@@ -97,7 +101,10 @@ def rows_of_frame(
     frames.check_owners(client, columns.client, name)
     x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens, bad=bad)
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
-    return Rows(x, frames.labels_in(frame, columns.label, name), client, split)
+    times = frames.find_column(frame, columns.time, name) if columns.time and split is None else None
+    time = None if times is None else order_of(times, columns.time, name)
+    y = frames.labels_in(frame, columns.label, name)
+    return Rows(x, y, client, split, frames.why_no_labels(frame, columns.label) if y is None else "", time)
 
 
 def names_of_owners(client: str, features: Sequence[str], *, named: bool = False) -> tuple[str, ...]:

@@ -345,8 +345,10 @@ def _named_last(samples: Samples, number: Array, names: Sequence[str]) -> tuple[
     there = {samples.name_of(client): client for client in np.flatnonzero(number >= 0).tolist()}
     strange = [name for name in dict.fromkeys(names) if name not in there]
     if strange:
+        empty = {samples.name_of(client) for client in np.flatnonzero(number < 0).tolist()}
+        where = " among the rows that are left" if samples.unlabelled or empty.intersection(strange) else ""
         raise PefllError(
-            f"{samples.name}: there is no client {first_few(map(repr, strange))}; there are {first_few(there)}: "
+            f"{samples.name}: there is no client {first_few(map(repr, strange))}{where}; there are {first_few(there)}: "
             f"correct {argument('unseen_clients')}",
             code="PEFLL-D604",
         )

@@ -48,6 +48,7 @@ class Samples:
         client_keys: int64 [n], the clients' numbers in the data; None if they are 0..n-1.
         label_column: name of the table's column of labels, or empty.
         client_column: name of the table's column of clients, or empty.
+        time_column: name of the table's column of times, or empty.
         table: the columns of a table whose raw values x holds, float64 [N, columns] with NaN for missing ones. A
             partition learns from them what networks get, see `table_plan.TablePlan`. Empty for all other samples.
         time: float64 [N], when each sample was made, so that a client's last samples become its test samples; or None.
@@ -68,6 +69,7 @@ class Samples:
     client_keys: Array | None = None
     label_column: str = ""
     client_column: str = ""
+    time_column: str = ""
     table: tuple[RawColumn, ...] = ()
     time: Array | None = None
     unlabelled: int = 0
@@ -165,6 +167,11 @@ def check_classes(y: Array, name: str, classes: int) -> None:
             + ("these seem to count from 1, so subtract 1" if low == 1 and high == classes else "correct it"),
             code="PEFLL-D139",
         )
+
+
+def for_classes() -> str:
+    """Return what a user gives to say that labels are classes, not numbers."""
+    return either("--task classification", "labels='classes'")
 
 
 def for_numbers() -> str:

@@ -22,7 +22,7 @@ from pefll.data.frames import (
     label_names,
     raw_columns,
 )
-from pefll.data.missing_labels import check_all_labelled, has_label, without_gaps
+from pefll.data.missing_labels import check_all_labelled, has_label, labels_where
 from pefll.data.raw_columns import DATE, NUMBER, RawColumn, read_column
 from pefll.data.samples import Array, Samples
 
@@ -105,7 +105,7 @@ def samples_of_rows(
     samples = samples_from_arrays(
         # These zeros take no memory. They stand for the table, whose missing values are no samples yet.
         np.broadcast_to(np.float32(0), x.shape) if encodes else x,
-        without_gaps(y[there]) if not there.all() else y,
+        labels_where(there, y, labels, name),
         client,
         split,
         classes,
@@ -116,7 +116,8 @@ def samples_of_rows(
     )
     left_out = int((~there).sum())
     values = x if encodes else samples.x
-    return replace(samples, x=values, table=table, label_column=label, time=time, unlabelled=left_out)
+    samples = replace(samples, label_column=label, time_column=use.time)
+    return replace(samples, x=values, table=table, time=time, unlabelled=left_out)
 
 
 def rows_with_labels(y: Array, label: str, use: Use, name: str) -> Array:

@@ -131,7 +131,7 @@ def change_address(folder: Path, address: str) -> list[Path]:
     places = [folder / "server" / "address"]
     for place in sorted((folder / "clients").glob("*/client.toml")):
         find_bundle(place.parent, None)  # raises PefllError unless this is a client's folder
-        write_private(place, _with_address(place.read_text(), address).encode())
+        write_private(place, _with_address(place.read_text(encoding="utf-8"), address).encode())
         places.append(place)
     return places
 
@@ -139,7 +139,7 @@ def change_address(folder: Path, address: str) -> list[Path]:
 def server_address(folder: Path) -> str:
     """Return the address of a federation's server, host:port."""
     try:
-        return (folder / "server" / "address").read_text().strip()
+        return (folder / "server" / "address").read_text(encoding="utf-8").strip()
     except OSError:
         raise no_federation(folder) from None
 
@@ -158,7 +158,7 @@ def find_bundle(folder: Path, name: str | None) -> Bundle:
             )
         folder = folder / "clients" / name
     try:
-        settings = tomllib.loads((folder / "client.toml").read_text())
+        settings = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
         asked = Policy.of_node(settings)
         policy = Policy().tightened(asked)
         bundle = Bundle(folder, str(settings["name"]), str(settings["address"]), policy, policy != asked)

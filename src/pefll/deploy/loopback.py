@@ -164,4 +164,4 @@ class Loopback:
     def log(self, name: str) -> str:
         """Return the output of a process."""
         path = self.logs / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

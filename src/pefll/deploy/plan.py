@@ -171,7 +171,7 @@ def write_app(folder: Path, name: str, plan: Plan, server: str = SERVER_APP, cli
 def renew_app(folder: Path) -> None:
     """Correct the client app's name in the pyproject.toml of a federation that an earlier version made."""
     path = folder / "pyproject.toml"
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     renewed = text.replace('clientapp = "pefll_node:client"', f"clientapp = {_toml(CLIENT_APP)}")
     if renewed != text:
         write_whole(path, renewed.encode())
@@ -186,7 +186,7 @@ def read_app(folder: Path) -> Plan:
     """Read the plan from a federation's folder."""
     path = folder / "pyproject.toml"
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
         config = content["tool"]["flwr"]["app"]["config"]
     except FileNotFoundError:
         raise no_federation(folder) from None

@@ -74,7 +74,9 @@ def tagged_processes(value: str) -> list[int]:
 
 def _tagged_by_ps(word: str) -> list[int]:
     """Return the same on systems without /proc, such as macOS, where `ps -E` shows environments."""
-    lines = subprocess.run(["ps", "-AEww", "-o", "pid=,command="], capture_output=True, text=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["ps", "-AEww", "-o", "pid=,command="], capture_output=True, text=True, errors="replace"
+    ).stdout.splitlines()
     return [int(line.split()[0]) for line in lines if word in line.split() and int(line.split()[0]) != os.getpid()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +15,7 @@ from pefll.core import randomness
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.plugins import fault, import_name
-from pefll.core.schedules import Schedule
+from pefll.core.schedules import Schedule, sha256_of
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 # Called with the round, the number of training samples of each seen client [n], the number of clients to choose, and a
@@ -35,6 +36,7 @@ class Rates(NamedTuple):
 
 
 CONSTANT = Rates()
+_PROBED = 8  # rounds in a fingerprint of a sampling
 
 
 class PriorPhase(NamedTuple):
@@ -110,6 +112,22 @@ class RoundPlan:
                 code="PEFLL-E551",
             )
         found: Ids = members[ids]
+        return found
+
+    def fingerprints(self, rounds: int, clients: int, size: int) -> dict[str, Any]:
+        """Return the fingerprints of its schedules and its sampling, by the names of their settings.
+
+        Args:
+            rounds: number of rounds of the run.
+            clients: number of seen clients.
+            size: number of clients in a round.
+        """
+        schedules = {"lr_schedule": self.client_schedule, "server_lr_schedule": self.server_schedule}
+        found: dict[str, Any] = {name: sha256_of(one, rounds) for name, one in schedules.items() if one is not None}
+        with suppress(PefllError):  # a user's function may reject artificial numbers of samples
+            if self.sampling is not None and size <= clients:
+                chosen = [self.clients(0, t, np.arange(1, clients + 1), size) for t in range(_PROBED)]
+                found["sampling"] = [int(ids[-1]) for ids in chosen if ids is not None]
         return found
 
 

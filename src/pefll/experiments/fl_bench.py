@@ -10,7 +10,7 @@ from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence, Verdict,
 from pefll.experiments.experiment import CIFAR10, CIFAR100, Experiment, Point, Row
 from pefll.experiments.pages import markdown_table
 from pefll.experiments.table1 import PAPER, TITLES, Cell
-from pefll.experiments.tune import in_words
+from pefll.experiments.trials import in_words
 from pefll.report.runs import MISSING
 from pefll.runs.record import GROUPS
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from pefll.core.wording import counted
 from pefll.experiments.reproduce import SeedBatch, TableStatus
 from pefll.experiments.table1 import Job
-from pefll.experiments.tune import in_words
+from pefll.experiments.trials import in_words
 from pefll.report.table import duration
 
 _HEADINGS = ("GPU time", "cell", "method", "seeds")

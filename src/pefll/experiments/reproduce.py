@@ -21,6 +21,7 @@ from pefll.experiments.comparison import Comparison, Found, compare
 from pefll.experiments.diverged import Seeds, diverged_seeds, read_diverged, write_diverged
 from pefll.experiments.evidence import Evidence
 from pefll.experiments.experiment import Experiment, Row
+from pefll.experiments.grid_search import chunks, delete_checkpoints, raise_first
 from pefll.experiments.jobs import (
     absent_data,
     absent_data_words,
@@ -33,7 +34,7 @@ from pefll.experiments.jobs import (
 from pefll.experiments.results import Result, collect, read_results
 from pefll.experiments.table1 import Cell, Job
 from pefll.experiments.timing import EVALUATION_SECONDS, Speed, estimate, read_trials, speeds
-from pefll.experiments.tune import chunks, delete_checkpoints, raise_first, tuned_settings
+from pefll.experiments.trials import tuned_settings
 from pefll.methods import METHODS, personal_settings, typed_settings
 from pefll.runs.config import Config
 from pefll.runs.federations import federations_of

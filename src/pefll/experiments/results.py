@@ -68,7 +68,9 @@ def collect(
     path = _place(target, _UNSAFE.sub("_", f"{name}-{_changes(folder, summary)}seed{summary['seed']}"), summary)
     known = read_json(path).get("measured", {}) if path.exists() else {}
     measured = known | (measured or {})
-    write_json(path, summary | {"validation": history} | ({"measured": measured} if measured else {}))
+    # Methods, models and data of experiments have names, so that they need no fingerprints.
+    content = {name: value for name, value in summary.items() if name != "fingerprints"}
+    write_json(path, content | {"validation": history} | ({"measured": measured} if measured else {}))
     return path
 
 

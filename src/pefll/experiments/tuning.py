@@ -11,13 +11,16 @@ from torch import nn
 
 from pefll.core import arguments
 from pefll.core.errors import PefllError
+from pefll.core.schedules import Schedule
 from pefll.core.wording import argument
 from pefll.data.federation import Federation, check_is_federation
-from pefll.experiments.tune import TUNED, Search, Trials, run_search
+from pefll.engines.round_plan import Sampling
+from pefll.experiments.grid_search import Search, run_search
+from pefll.experiments.trials import TUNED, Trials
 from pefll.methods import BaseMethod, typed_settings
 from pefll.tasks import Task
 from pefll.tasks.names import allow_task, checked_task
-from pefll.training.fitting import checked_arguments, config_on
+from pefll.training.fitting import checked_arguments, config_on, names_and_functions
 
 
 def tune(
@@ -35,12 +38,16 @@ def tune(
     to: str | Path = TUNED,
     at_once: int = 1,
     console: Console | None = None,
+    lr_schedule: str | Schedule = "constant",
+    server_lr_schedule: str | Schedule = "constant",
+    sampling: str | Sampling = "uniform",
     **settings: Any,
 ) -> Trials:
     """Try all combinations of a grid's values and return the trials; `trials.best["settings"]` are the best settings.
 
     The best settings have the best first metric of the task on seen clients' validation samples: the highest accuracy,
     or the lowest error. Test samples and unseen clients take no part. Trials are kept in a file and not repeated.
+    Those with other data, settings or code stay in the file, but do not count. Trials have no callbacks.
 
     Args:
         federation: one federation for all seeds, or a function that makes the federation of a seed.
@@ -56,17 +63,27 @@ def tune(
         to: folder of the trial file, DATA-METHOD-nCLIENTS.json.
         at_once: number of runs that share the device.
         console: shows progress; None for silence.
+        lr_schedule: see `pefll.fit`.
+        server_lr_schedule: see `pefll.fit`.
+        sampling: see `pefll.fit`.
         settings: settings that all trials share; see `pefll.fit`.
     """
     numbers = arguments.listed(seeds, "seeds", "[0, 1, 2]")
     seeds = tuple(arguments.whole_number(seed, "a seed", 0) for seed in numbers)
     if not seeds or len(set(seeds)) < len(seeds):
         raise PefllError("seeds must differ from each other; give at least one seed", code="PEFLL-T104")
+    if "callbacks" in settings:
+        raise PefllError(
+            "a search has no callbacks, because its trials must depend on their settings alone; leave out callbacks, "
+            "and choose the number of rounds with rounds",
+            code="PEFLL-X503",
+        )
     given = _federations(federation)
+    named, functions = names_and_functions(lr_schedule, server_lr_schedule, sampling)
     allow_task(task)
     value = checked_task(task)
     name, settings, networks, _, _ = checked_arguments(method, model, settings, None, console, ())
-    config = config_on(given(seeds[0]), name, model, rounds, seeds[0], settings)
+    config = config_on(given(seeds[0]), name, model, rounds, seeds[0], settings | named)
     search = Search(
         config,
         _typed(config.method, grid),
@@ -77,6 +94,7 @@ def tune(
         task=value,
         model=model if isinstance(model, nn.Module) else None,
         networks=networks,
+        functions=functions,
     )
     folder, target = arguments.path(out, "out"), arguments.path(to, "to")
     return run_search(

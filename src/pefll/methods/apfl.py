@@ -99,9 +99,8 @@ class APFL(LocalSGD):
             alpha = (alpha - client.rate(self.alpha_lr) * slope).clamp(0, 1)
         speed_w, speed_v = torch.zeros_like(w), torch.zeros_like(v)
         for batch in client.batches("train", self.batch_size, self.mixed_steps):
-            along_w, along_v = gradient(w, batch), alpha * gradient(mixture(v, w, alpha), batch)
-            w, speed_w = sgd_step(w, speed_w, along_w, sgd)
-            v, speed_v = sgd_step(v, speed_v, along_v, sgd)
+            v, speed_v = sgd_step(v, speed_v, alpha * gradient(mixture(v, w, alpha), batch), sgd)
+            w, speed_w = sgd_step(w, speed_w, gradient(w, batch), sgd)
         return Update(w, client.count[TRAIN].to(w.dtype), ClientState(v), ClientState(alpha))
 
     def personalize(self, server: Server, cohort: Cohort) -> Tensor:

@@ -13,6 +13,7 @@ from pefll.core.derivatives import network_vjp, pull_back
 from pefll.data.client import Client
 from pefll.methods import optim
 from pefll.methods.contract import Cohort, each, everyone, undrawn_network
+from pefll.methods.descriptor_size import DescriptorSize
 from pefll.methods.local_sgd import LocalSGD
 from pefll.models.embedding import build_encoder
 from pefll.models.hypernetwork import Hypernetwork
@@ -38,13 +39,13 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ODPFLHN(LocalSGD):
+class ODPFLHN(DescriptorSize, LocalSGD):
     """A hypernetwork makes each client's model from a descriptor of its unlabelled samples.
 
     Attributes:
         encoder: convnet-unlabeled, mlp-unlabeled, lstm-unlabeled, or auto.
         hypernetwork: size of the hypernetwork: S, M or L for 1, 3 or 5 hidden layers.
-        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients.
+        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4). New runs of n > 1,000 clients set it to 64.
         descriptor_batch: samples per descriptor in training; 0 for all samples.
         local_steps: number of SGD steps of a client in a round.
         server_lr: learning rate of Adam, which trains hypernetwork and encoder.
@@ -68,11 +69,6 @@ class ODPFLHN(LocalSGD):
     def check(self) -> None:
         """Build the networks, so that a wrong name is an error before the run starts."""
         _ = self.phi, self.h
-
-    @cached_property
-    def descriptor(self) -> int:
-        """l, the size of a descriptor."""
-        return self.descriptor_size or int(1 + self.problem.num_clients / 4)
 
     @cached_property
     def phi(self) -> Network:

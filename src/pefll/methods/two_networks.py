@@ -14,15 +14,12 @@ from torch import Tensor, nn
 
 from pefll.data.client import Client
 from pefll.methods.contract import Cohort, Problem, everyone, undrawn_network
+from pefll.methods.descriptor_size import DescriptorSize
 from pefll.methods.refining import Refining
 from pefll.models.embedding import build_embedding, check_embedding
 from pefll.models.hypernetwork_choice import build_hypernetwork, check_hypernetwork
 from pefll.models.network import Network, Parameters
 from pefll.models.own import Choice, width_of
-
-# A new run with more clients than this takes descriptors of MANY_SIZE numbers, and not the paper's 1 + n / 4. They are
-# cheaper to send, and enough unless clients differ in many ways: docs/models.md, results/descriptor_size.json.
-MANY_CLIENTS, MANY_SIZE = 1000, 64
 
 
 class Standardised(NamedTuple):
@@ -32,7 +29,7 @@ class Standardised(NamedTuple):
     scale: Tensor
 
 
-class TwoNetworks(Refining):
+class TwoNetworks(DescriptorSize, Refining):
     """A method with an embedding network φ and a hypernetwork h. A subclass has these attributes as fields.
 
     A subclass also defines `generate`, `describe_all`, and `serving`, which returns the η that makes personal models.
@@ -40,12 +37,10 @@ class TwoNetworks(Refining):
     Attributes:
         embedding: embedding network, by name or a user's own.
         hypernetwork: hypernetwork, by name or a user's own.
-        descriptor_size: l, size of a descriptor; 0 for int(1 + n / 4) with n clients.
     """
 
     embedding: Choice
     hypernetwork: Choice
-    descriptor_size: int
 
     network_settings: ClassVar[tuple[str, ...]] = ("embedding", "hypernetwork")
 
@@ -74,12 +69,7 @@ class TwoNetworks(Refining):
             sizes = problem.input_shape, problem.encoded
             width = width_of(embedding, *sizes, problem.tokens, problem.encodes)
             return {"descriptor_size": width} if width else {}
-        return {"descriptor_size": MANY_SIZE} if problem.num_clients > MANY_CLIENTS else {}
-
-    @cached_property
-    def descriptor(self) -> int:
-        """l, the size of a descriptor."""
-        return self.descriptor_size or int(1 + self.problem.num_clients / 4)
+        return super().settings_for(problem, given)
 
     @cached_property
     def phi(self) -> Network:

@@ -15,7 +15,7 @@ from pefll.core.arguments import path as as_path
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.core.wording import first_few
-from pefll.report.groups import SeedGroup, group_runs, names_of, task_of
+from pefll.report.groups import SeedGroup, group_runs, names_of, repeated_note, task_of
 from pefll.report.markup import latex, latex_figure, markdown, markdown_figure
 from pefll.report.runs import (
     StoredRun,
@@ -147,6 +147,8 @@ class ComparisonTable:
             sentences.append(f"Data: {self.rows[0].data}.")
         if len({row.runs.runs[0].text("task") for row in self.rows}) > 1 and self._has_loss:
             sentences.append("Losses of different tasks cannot be compared.")
+        if repeated := repeated_note([row.runs for row in self.rows]):
+            sentences.append(repeated)
         return " ".join(sentences)
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pefll.core.wording import first_few
-from pefll.report.runs import DEFAULTS, OF_DATA, StoredRun, number, same_data
+from pefll.report.runs import DEFAULTS, OF_DATA, StoredRun, number, same_code, same_data
 from pefll.runs.config import MAY_CHANGE
 
 PLAIN = "classification"  # the task of a run whose settings name none
@@ -29,6 +29,7 @@ class SeedGroup:
 
     label: str  # differs from the label of every other group
     runs: list[StoredRun]  # one per seed
+    repeated: tuple[StoredRun, ...] = ()  # runs of seeds that are among `runs` already, which are left out
 
 
 def group_runs(runs: Sequence[StoredRun], *, name_data: bool = True) -> list[SeedGroup]:
@@ -40,17 +41,32 @@ def group_runs(runs: Sequence[StoredRun], *, name_data: bool = True) -> list[See
     """
     members: dict[str, list[list[StoredRun]]] = {}
     groups: list[list[StoredRun]] = []
+    repeated: dict[int, list[StoredRun]] = {}
     for run in runs:
         alike = members.setdefault(_identity(run), [])
-        # Equal settings and seeds may still have different data, for example if a file has changed.
-        same = next((group for group in alike if all(same_data(run, other) for other in group)), None)
+        # Equal settings and seeds may still have different data, for example if a file has changed, or different code.
+        same = next(
+            (group for group in alike if all(same_data(run, other) and same_code(run, other) for other in group)), None
+        )
         if same is None:
             alike.append([run])
             groups.append(alike[-1])
         elif run.value("seed") is None or run.value("seed") not in [other.value("seed") for other in same]:
             same.append(run)
+        else:
+            repeated.setdefault(id(same), []).append(run)
     labels = _labels([group[0] for group in groups], name_data)
-    return [SeedGroup(label, group) for label, group in zip(labels, groups, strict=True)]
+    return [
+        SeedGroup(label, group, tuple(repeated.get(id(group), ()))) for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def repeated_note(groups: Sequence[SeedGroup]) -> str:
+    """Return a sentence that names the runs that groups leave out as repeated seeds; "" for none."""
+    left_out = [run for group in groups for run in group.repeated]
+    if not left_out:
+        return ""
+    return f"Left out, as the same settings and seed as another run: {first_few(names_of(left_out))}."
 
 
 def task_of(run: StoredRun) -> str:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.runs.config import OF_TABLES, Config, read_settings
+from pefll.runs.fingerprints import differing_part
 from pefll.runs.record import GROUPS, RunFolder, figures_in, is_error, is_share
 
 Array = npt.NDArray[Any]
@@ -161,6 +162,11 @@ def in_per_cent(runs: Sequence[StoredRun], measure: str = "") -> bool:
     An unfinished run does not know which metrics of the user are shares.
     """
     return any(run.has_share(measure or run.metric) for run in runs)
+
+
+def same_code(run: StoredRun, other: StoredRun) -> bool:
+    """Return whether nothing shows that two runs had other networks, losses, metrics or schedules of the same names."""
+    return not differing_part(*((one.summary or {}).get("fingerprints") for one in (run, other)))
 
 
 def same_metric(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:

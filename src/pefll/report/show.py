@@ -15,7 +15,7 @@ from pefll.core.errors import unknown
 from pefll.core.progress import say
 from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
-from pefll.report.groups import names_of
+from pefll.report.groups import group_runs, names_of, repeated_note
 from pefll.report.plots import FORMATS, curves, descriptor_map
 from pefll.report.runs import StoredRun, different_data, read_runs, same_metric
 from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
@@ -66,6 +66,8 @@ def show(
         if data := different_data(same):
             what = "accuracies" if same[0].metric == "per_sample" else f"{metric_word(same[0].metric)} figures"
             say(console, f"These runs have different data ({'; '.join(data)}), so their {what} cannot be compared.\n")
+        if note := repeated_note(group_runs([run for run in same if run.finished])):
+            say(console, f"{note}\n")
     _print_curves(runs, console)
     target = runs[0].folder.path if out is None else out
     written = _draw(runs, target, console, formats)

@@ -14,21 +14,38 @@ from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint, manifest
 from pefll.runs.checksums import new_run
 from pefll.runs.config import Config
+from pefll.runs.fingerprints import Fingerprints, check_same_code
 from pefll.runs.record import LOCK, RunFolder, last_round, rounds_of
 
 
-def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec) -> None:
-    """Raise PefllError if a folder holds another run, or this run with other settings or another model.
+def _unknown(rounds: int) -> Fingerprints:
+    """Return no fingerprints, for a run whose code is not known yet."""
+    del rounds
+    return {}
 
-    A run without a folder (None) passes. So does a run whose folder has no round in a checkpoint and no evaluation,
-    because nothing is lost there. `model_spec` is the spec of the run's model.
+
+def check_claim(
+    folder: RunFolder | None,
+    config: Config,
+    model_spec: ModelSpec,
+    fingerprints: Callable[[int], Fingerprints] = _unknown,
+) -> None:
+    """Raise PefllError if a folder holds another run, or this run with other settings, another model or other code.
+
+    A folder without a round in a checkpoint and without an evaluation passes, because nothing is lost there.
+
+    Args:
+        folder: the run's folder; a run without one passes.
+        config: the run's settings.
+        model_spec: the spec of the run's model.
+        fingerprints: see `ClaimingRun.fingerprints`.
     """
     if folder is None:
         return
     if folder.config_file.is_file():
         started = Config.load(folder.config_file, folder.trained_with())
         if not folder.is_untrained():
-            _check_same(folder, started, config, model_spec)
+            _check_same(folder, started, config, model_spec, fingerprints)
     elif folder.path.exists() and (
         not folder.path.is_dir()
         or any(each.name != LOCK and not is_temporary(each.name) for each in folder.path.iterdir())
@@ -38,8 +55,14 @@ def check_claim(folder: RunFolder | None, config: Config, model_spec: ModelSpec)
         )
 
 
-def _check_same(folder: RunFolder, started: Config, config: Config, model_spec: ModelSpec) -> None:
-    """Raise PefllError if a folder's run was started with other settings than `config`, or with another model."""
+def _check_same(
+    folder: RunFolder,
+    started: Config,
+    config: Config,
+    model_spec: ModelSpec,
+    fingerprints: Callable[[int], Fingerprints],
+) -> None:
+    """Raise PefllError if a folder's run was started with other settings than `config`, another model or other code."""
     try:
         started.check_same(config)
     except PefllError as error:  # name the folder: the user may have given one of several seeds
@@ -47,12 +70,16 @@ def _check_same(folder: RunFolder, started: Config, config: Config, model_spec: 
     newest = manifest.newest(folder.checkpoints, folder.run_id())
     if newest:
         check_same_model(spec_of_checkpoint(newest.metadata, folder.path), model_spec, str(folder.path))
+        advice = f"start a new run in another folder, with {argument('out')}"
+        before = newest.metadata.get("fingerprints")  # none in a checkpoint of an earlier version
+        check_same_code(before, fingerprints(started.rounds), folder.path, advice)
 
 
-def _drop_untrained(folder: RunFolder, config: Config, model_spec: ModelSpec) -> None:
-    """Remove the files of a run without rounds, if it had other settings or another model."""
+def _drop_untrained(folder: RunFolder, run: ClaimingRun) -> None:
+    """Remove the files of a run without rounds, if it had other settings, another model or other code."""
     try:
-        _check_same(folder, Config.load(folder.config_file, folder.trained_with()), config, model_spec)
+        started = Config.load(folder.config_file, folder.trained_with())
+        _check_same(folder, started, run.config, run.model_spec, run.fingerprints)
     except PefllError:
         folder.columns_file.unlink(missing_ok=True)
         shutil.rmtree(manifest.folder_of(folder.checkpoints, 0), ignore_errors=True)
@@ -99,6 +126,9 @@ class ClaimingRun(Protocol):
     def model_spec(self) -> ModelSpec:
         """The spec of its model."""
 
+    def fingerprints(self, rounds: int) -> Fingerprints:
+        """Return the fingerprints of its code, for the first `rounds` rounds."""
+
 
 @contextmanager
 def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Iterator[None]:
@@ -107,24 +137,24 @@ def claimed(runs: Sequence[ClaimingRun], report: Callable[[str], None]) -> Itera
     All folders are locked before anything is written to one. A new run that ends without a checkpoint and without an
     evaluation leaves no folder behind. `report` gets a sentence for each folder that an earlier version wrote.
     """
-    with_folder = [(run.folder, run.config, run.model_spec) for run in runs if run.folder is not None]
-    for folder, _, _ in with_folder:
+    with_folder = [(run.folder, run) for run in runs if run.folder is not None]
+    for folder, _ in with_folder:
         if age := folder.note_of_age():
             report(age)
     with ExitStack() as stack:
-        for folder, _, _ in with_folder:
+        for folder, _ in with_folder:
             stack.enter_context(folder.held())
-        for folder, config, model_spec in with_folder:
-            check_claim(folder, config, model_spec)
+        for folder, run in with_folder:
+            check_claim(folder, run.config, run.model_spec, run.fingerprints)
             if not folder.config_file.is_file():
                 stack.callback(folder.forget_untrained)
             elif folder.is_untrained():
-                _drop_untrained(folder, config, model_spec)
+                _drop_untrained(folder, run)
             checkpoint.sweep(folder.checkpoints)
             run_id = folder.run_id()
             if not run_id:
                 run_id = new_run()
                 folder.give_checks(run_id)  # before config.toml says that there are checks
                 checkpoint.give_run(folder.checkpoints, run_id)
-            config.save(folder.config_file, run_id)
+            run.config.save(folder.config_file, run_id)
         yield

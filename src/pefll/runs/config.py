@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import tomllib
 from dataclasses import dataclass, field
@@ -145,12 +146,13 @@ class Config:
             raise unknown("precision", self.precision, PRECISIONS)
 
     def toml(self) -> str:
-        """Return the settings as TOML."""
+        """Return the settings as TOML, which UTF-8 can hold also if the locale cannot decode a path in them."""
         plain = dataclasses.asdict(self)
         settings = plain.pop("settings")
         lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
         lines += ["", "[settings]", *(f"{key} = {_toml(value)}" for key, value in settings.items())]
-        return "\n".join(lines) + "\n"
+        text = "\n".join(lines) + "\n"
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def save(self, path: Path, run: str = "") -> None:
         """Write the settings as TOML; with a run's ID, the first line checks the others."""
@@ -167,7 +169,7 @@ class Config:
                 raise unknown(f"setting in {path}", key, known)
         try:
             with for_the_command_line(False):  # the file has names of fields, not options
-                return cls(**EARLIER | values)
+                return cls(**EARLIER | {name: _as_given(value) for name, value in values.items()})
         except PefllError as error:
             raise PefllError(f"{path}: {error.args[0]}", error.code) from error
 
@@ -225,6 +227,11 @@ class Config:
                 f"ends at round {self.rounds:,}; {advice}",
                 code="PEFLL-R550",
             )
+
+
+def _as_given(value: Any) -> Any:
+    """Return a setting as Python gives it to a program: a text in the encoding of the locale's file names."""
+    return os.fsdecode(value.encode()) if isinstance(value, str) else value
 
 
 def _minutes(value: Any, name: str) -> float:

@@ -14,7 +14,7 @@ from pefll.data import read_rows
 from pefll.data.arrays import labels_of, samples_from_arrays
 from pefll.data.federation import Federation
 from pefll.data.frames import is_frame
-from pefll.data.missing_labels import has_label, without_gaps
+from pefll.data.missing_labels import has_label, labels_where
 from pefll.data.owners import Columns, Rows, rows_of_frame
 from pefll.data.partition import natural
 from pefll.data.samples import Normalise
@@ -59,11 +59,17 @@ def encoded_federation(
         name, rows = "the table", rows_of_frame(data, columns, tokens=spec.tokens)
     if rows.y is None:
         raise PefllError(
-            f"{name} has no labels in {columns.label!r}, so nothing can be scored; name the labels with "
-            f"{argument('label')}",
+            f"{name} {rows.no_labels or f'has no labels in {columns.label!r}'}, so nothing can be scored; fill labels "
+            f"in, or name the labels with {argument('label')}",
             code="PEFLL-T641",
         )
-    rows = _labelled(rows, name)
+    if columns.time and rows.time is None and rows.split is None:
+        raise PefllError(
+            f"{name} has no column {columns.time!r}, by which the run splits the samples of each client; add it, or a "
+            "column 'split' with train, validation and test",
+            code="PEFLL-T642",
+        )
+    rows = _labelled(rows, labels, name)
     y = labels_of(rows.y, spec.class_names, name, labels)
     samples = samples_from_arrays(
         check_input(rows.x, spec),
@@ -83,12 +89,14 @@ def encoded_federation(
         class_names=spec.class_names,
         label_column=columns.label,
         client_column=columns.client,
+        time_column=columns.time,
+        time=rows.time,
     )
     made = natural(samples, seed, unseen=0.0, validation=validation, test=test)
     return dataclasses.replace(made, num_seen=0, table=columns.plan)
 
 
-def _labelled(rows: Rows, name: str) -> Rows:
+def _labelled(rows: Rows, labels: str, name: str) -> Rows:
     """Return the rows that have a label; warn of the others."""
     there = has_label(rows.y)
     if there.all():
@@ -97,5 +105,5 @@ def _labelled(rows: Rows, name: str) -> Rows:
         f"{name}: {int((~there).sum()):,} of {counted(len(there), 'row')} left out, because they have no label",
         stacklevel=4,
     )
-    x, client, split = (rows_where(there, each) for each in (rows.x, rows.client, rows.split))
-    return Rows(x, without_gaps(rows.y[there]), client, split)
+    x, client, split, time = (rows_where(there, each) for each in (rows.x, rows.client, rows.split, rows.time))
+    return Rows(x, labels_where(there, rows.y, labels, name), client, split, time=time)

@@ -17,10 +17,11 @@ from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
 from pefll.core.plugins import allow, is_allowed
-from pefll.core.wording import argument, either
+from pefll.core.wording import argument, counted, either
 from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
 from pefll.data.frames import columns, inputs_of, is_frame, label_names
+from pefll.data.missing_labels import has_label, without_gaps
 from pefll.data.owners import clients_in
 from pefll.data.table_plan import Encoded, TablePlan, plan_of
 from pefll.guarantees.held_out import accuracy_statement
@@ -138,15 +139,26 @@ class PersonalModel(nn.Module):
 
     @torch.no_grad()
     def metrics(self, x: Any, y: Any) -> dict[str, float]:
-        """Return the task's metrics on samples [N, ...] with labels y, the most important one first."""
+        """Return the task's metrics on samples [N, ...] with labels y, the most important one first.
+
+        Samples without a label (None, NaN or an empty text) do not count.
+        """
         task = self.known_task()
+        given = as_array(y, "y", "metrics")
+        there = has_label(given) if given.ndim else np.ones(0, dtype=bool)
+        if len(there) and not there.any():
+            raise PefllError(
+                f"none of the {counted(len(there), 'sample')} has a label; give labels, or predict instead",
+                "PEFLL-M504",
+            )
+        y = given if not len(there) or there.all() else without_gaps(given[there])
         labels = torch.from_numpy(labels_of(y, self.spec.class_names, "y", task.labels))
         output = torch.from_numpy(self.outputs(x))
-        if len(labels) != len(output):
+        if len(there) != len(output):
             raise PefllError(
-                f"there are {len(output):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
+                f"there are {len(output):,} samples but {len(there):,} labels; they must be equal", code="PEFLL-M501"
             )
-        return metrics_of(task, output, labels, self.spec.classes)
+        return metrics_of(task, output[torch.from_numpy(there)], labels, self.spec.classes)
 
     def certify(self, x: Any, y: Any, delta: float = 0.05) -> Statement:
         """Return a bound below the model's accuracy on this client's data, which holds with confidence 1 - delta.

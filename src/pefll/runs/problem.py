@@ -47,6 +47,7 @@ def describe_problem(
         table=federation.table.to_json() if federation.table else None,
         label_column=federation.label_column,
         client_column=federation.client_column,
+        time_column=federation.time_column,
         num_clients=federation.num_clients,
         dataset=federation.name,
         weights=network.size,

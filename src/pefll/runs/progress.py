@@ -21,7 +21,7 @@ from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 
 # The fields of `Progress` that a manifest holds: see `check_progress`.
-SAVED = ("best_round", "best_value", "train_seconds", "eval_seconds", "wall_seconds", "lockstep", "engines")
+SAVED = ("best_round", "best_value", "train_seconds", "eval_seconds", "wall_seconds", "lockstep", "engines", "stopped")
 
 
 class Best(NamedTuple):
@@ -48,6 +48,8 @@ class Progress:
         lockstep: the largest number of runs that were trained together, including this one.
         scheduled: the best round due by `eval_every`, if the evaluation at the end of the run was better. It is kept
             because an extended run does not have that last evaluation.
+        stopped: the callback that stopped the run and the rounds that it should have had, as {"by": name, "rounds": T};
+            empty if none did.
         engines: (name, number of rounds before it) of each engine that did rounds; the last engine continues.
         prior: the state after the rounds with some of the clients only, in the host's memory; None if there is none.
     """
@@ -64,6 +66,7 @@ class Progress:
     scheduled: Best | None = None
     engines: list[tuple[str, int]] = field(default_factory=list)
     prior: Tree | None = None
+    stopped: dict[str, Any] = field(default_factory=dict)
 
     def take_over(self, engine: str) -> str:
         """Set the engine of the next rounds, and return the name of the previous engine; empty if it is the same."""
@@ -84,6 +87,8 @@ def start_or_resume(
     progress, copy = resumed or (_begin(engine), None)
     if before := progress.take_over(engine.name):
         say(f"the engine {before} did the first {progress.round} rounds; {engine.name} continues")
+    if progress.stopped.get("rounds") != config.rounds:  # a stopped run that is given more rounds continues
+        progress.stopped = {}
     between = progress.round < config.rounds and progress.round % config.eval_every != 0
     if between and progress.scheduled is not None:  # the run had ended here, and is being extended
         progress.best, progress.best_round, progress.best_value = progress.scheduled
@@ -161,6 +166,7 @@ def check_progress(metadata: dict[str, Any], where: object) -> None:
             _is_number(numbers.get(name, 0)) for name in ("best_value", "train_seconds", "eval_seconds", "wall_seconds")
         )
         and _are_engines(numbers.get("engines", []))
+        and _is_stopped(numbers.get("stopped", {}))
         and isinstance(numbers["ledger"], dict)
         and numbers["ledger"].keys() <= vars(Ledger()).keys()
         and all(map(_is_count, numbers["ledger"].values()))
@@ -184,6 +190,15 @@ def _is_number(value: Any) -> bool:
 def _are_engines(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and _is_count(each[1]) for each in value
+    )
+
+
+def _is_stopped(value: Any) -> bool:
+    return value == {} or (
+        isinstance(value, dict)
+        and value.keys() == {"by", "rounds"}
+        and isinstance(value["by"], str)
+        and _is_count(value["rounds"])
     )
 
 

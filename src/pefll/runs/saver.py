@@ -12,6 +12,7 @@ from pefll.engines.device_queue import copy_to_host, fetched
 from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Writer
 from pefll.runs.config import Config
+from pefll.runs.fingerprints import Fingerprints
 from pefll.runs.progress import SAVED, Progress
 from pefll.runs.record import RunFolder
 
@@ -25,6 +26,7 @@ class Saver:
         folder: the run's folder, or None.
         model_spec: the spec of the run's model, with which a checkpoint can be used without the data.
         round_: number of rounds done before.
+        fingerprints: those of the run's code.
         on_checkpoint: called with the round of each checkpoint that is on disk.
     """
 
@@ -35,11 +37,13 @@ class Saver:
         folder: RunFolder | None,
         model_spec: ModelSpec,
         round_: int,
+        fingerprints: Fingerprints,
         on_checkpoint: Callable[[int], None] = lambda round_: None,
     ) -> None:
         self._engine, self._config, self._model_spec, self._folder = engine, config, model_spec, folder
         self._writer = Writer(folder.checkpoints, folder.sync_history, folder.go_on) if folder else None
         self._at, self._round = time.monotonic(), round_
+        self._fingerprints = fingerprints
         self._on_checkpoint, self._under_way = on_checkpoint, -1
 
     def due(self, round_: int) -> bool:
@@ -72,7 +76,7 @@ class Saver:
         # The best state is often this one, which is in the host's memory already.
         best = server if progress.best_round == progress.round else fetched(progress.best, device)
         parts = {"server": server, "best": best}
-        metadata: dict[str, Any] = {"problem": self._model_spec.to_json()}
+        metadata: dict[str, Any] = {"problem": self._model_spec.to_json(), "fingerprints": self._fingerprints}
         if progress.scheduled is not None:
             state, round_, value = progress.scheduled
             parts["scheduled"] = fetched(state, device)

@@ -1,13 +1,15 @@
-"""Checks of a task before training: its loss for one batch, the gradient, and its metrics."""
+"""Checks of a task before training: its loss for one batch, the gradient, and its metrics; and its fingerprint."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pefll.core import randomness
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError, first_line
 from pefll.core.plugins import fault
@@ -83,3 +85,53 @@ def check_figures(task: Task, federation: Federation) -> None:
     for row in rows:
         for name in figures_of(task, layout.sums(row)):
             check_name(name)
+
+
+_SAMPLES = 4  # of a probe, for each scale
+_SCALES = (0.3, 3.0, 30.0)  # of the outputs of a probe, to tell losses that differ only for small or large errors
+
+
+def probe(task: Task, federation: Federation) -> list[float | None]:
+    """Return the losses and metrics of a task for artificial outputs and labels; empty if they cannot be computed.
+
+    Two tasks with the same text may have other functions, for example two lambdas. These numbers tell them apart. They
+    depend on the kind and number of labels, but not on the labels themselves, which other seeds divide otherwise.
+    """
+    try:
+        data = _artificial(federation)
+        bound = task.bind(data)
+        layout, found = layout_of(bound, data.y, data.classes), list[float]()
+        known = torch.ones(data.classes, dtype=torch.bool) if data.classes else None
+        with randomness.initial_weights(0, "example"), torch.no_grad():
+            for scale in _SCALES:
+                output = torch.arange(1.0, _SAMPLES * bound.outputs + 1).mul(1.3).sin().view(_SAMPLES, bound.outputs)
+                found += bound.loss(scale * output, data.y).tolist()
+                sums: Any = bound.measure(scale * output, Batch(data.x, data.y, torch.ones(_SAMPLES)), known)
+                row = rows_of(type(sums)(*(part[None] for part in sums)))[0].numpy()
+                found += figures_of(bound, layout.sums(row)).values()
+        return [float(f"{value:.6g}") if math.isfinite(value) else None for value in found]
+    except Exception:  # noqa: BLE001 - a user's code may reject such samples
+        return []
+
+
+def _artificial(federation: Federation) -> Federation:
+    """Return a federation of one client with artificial samples, whose labels have the kind of another federation."""
+    shape = (_SAMPLES, *federation.y.shape[1:])
+    numbers = torch.arange(math.prod(shape)).view(shape)
+    classes = federation.classes
+    y = numbers % classes if classes else numbers.double().mul(0.7).sin().to(federation.y.dtype)
+    if federation.labels == "sets":
+        y = (numbers % 3 == 0).to(federation.y.dtype)
+    return Federation(
+        x=torch.zeros((_SAMPLES, *federation.input_shape), dtype=federation.x.dtype),
+        y=y.to(federation.y.dtype),
+        rows=torch.arange(_SAMPLES),
+        offset=torch.tensor([[0], [_SAMPLES], [_SAMPLES]]),
+        count=torch.tensor([[_SAMPLES], [0], [0]]),
+        num_seen=1,
+        classes=classes,
+        normalise=federation.normalise,
+        tokens=federation.tokens,
+        name=federation.name,
+        class_names=federation.class_names,
+    )

@@ -251,4 +251,4 @@ def r2(total: Array, samples: float) -> float:
 
 def rmse(total: Array, samples: float) -> float:
     """Return the square root of the mean squared error."""
-    return math.sqrt(max(0.0, float(total)) / samples)
+    return float(np.sqrt(np.maximum(total, 0.0) / samples))  # NaN stays NaN, unlike with Python's max

@@ -133,7 +133,8 @@ class Guarded(Callback):
     def _failure(self, run: ActiveRun, event: str, error: Exception) -> PefllError:
         """Return the error that ends the run. The text of a PefllError is a sentence already."""
         where = f"{run.spec.title}: the callback {name_of(self)} failed in {event}"
-        saved = f"its {counted(run.round, 'round')} are saved" if run.spec.folder and run.round else ""
+        verb = "is" if run.round == 1 else "are"
+        saved = f"its {counted(run.round, 'round')} {verb} saved" if run.spec.folder and run.round else ""
         if isinstance(error, PefllError):
             return PefllError("; ".join(part for part in (f"{where}: {error.args[0]}", saved) if part), error.code)
         why = fault(error) or f"{type(error).__name__}: {first_line(error)}"

@@ -57,11 +57,12 @@ def train(
         PefllError: if a callback failed, with a checkpoint written.
     """
     config = run.spec.config
-    run.round = progress.round
+    run.round, run.stopped_by = progress.round, progress.stopped.get("by", "")
     began = time.monotonic() - progress.wall_seconds
     for each in callbacks:
         each.on_start(run)
-    saver = Saver(engine, config, run.spec.folder, run.spec.model_spec, run.round, partial(_saved, callbacks, run))
+    spec, code = run.spec, run.spec.fingerprints(config.rounds)
+    saver = Saver(engine, config, spec.folder, spec.model_spec, run.round, code, partial(_saved, callbacks, run))
     pipeline = Pipeline(engine, run.spec, progress, saver)
     # A GPU shares its time among runs, and real clients come and go: their first rounds say little.
     on_cpu = engine.name in ("serial", "vector") and not pipeline.works_on
@@ -85,6 +86,7 @@ def train(
                     for each in callbacks:
                         if each.on_evaluation(run, run.history[-1]) and not run.stopped_by:
                             run.stopped_by = name_of(each)
+                            progress.stopped = {"by": run.stopped_by, "rounds": config.rounds}
                     if run.stopped_by:
                         pipeline.end_with(stretch)
                 progress.wall_seconds = time.monotonic() - began

@@ -26,9 +26,11 @@ from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Checkpoint
 from pefll.runs.claim import check_claim, finished_state, started_config
 from pefll.runs.config import Config
+from pefll.runs.fingerprints import Fingerprints, some_of
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
 from pefll.tasks import Task
+from pefll.tasks.checking import probe as probe_of_task
 from pefll.tasks.names import asked_text, resolve_task
 
 # A user's functions that were given in Python, by the names of their settings: lr_schedule, sampling, ...
@@ -57,6 +59,7 @@ class RunSpec:
             `Federation.holding_out`). Their validation samples are then scored too.
         maps: whether to keep its clients' descriptors for the descriptor map.
         plan: sampling of clients, and schedules of learning rates.
+        task_probe: what the task's loss and metrics give, see `tasks.checking.probe`; None if it is not known.
     """
 
     config: Config
@@ -73,6 +76,16 @@ class RunSpec:
     holds_out: bool = False
     maps: bool = True
     plan: RoundPlan = UNIFORM
+    task_probe: list[float | None] | None = None
+
+    def fingerprints(self, rounds: int) -> Fingerprints:
+        """Return the fingerprints of its networks, task, schedules and sampling, for the first `rounds` rounds."""
+        spec = self.model_spec
+        scores = [score for row in spec.probe or () for score in row]
+        networks = ({"model": [spec.weights, *some_of(scores)]} if scores else {}) | (spec.networks or {})
+        task = {"task": self.task_probe} if self.task_probe else {}
+        plan = self.plan.fingerprints(rounds, self.federation.num_seen, self.clients_per_round)
+        return networks | task | plan
 
     @property
     def title(self) -> str:
@@ -159,14 +172,14 @@ def resolve(
             check_task_mapped(problem.task, federation)
         check_memory(hardware, config.method, settings, problem, federation, c, runs)
     method = build_method(config.method, problem, settings)
-    plan = round_plan_of(config, method, functions) if finished is None else UNIFORM
+    # A finished run needs no plan; that of a user's functions is still compared with the one that it had.
+    plan = round_plan_of(config, method, functions) if finished is None or functions else UNIFORM
     if own := own_networks(method):
         model_spec = dataclasses.replace(model_spec, networks={name: probe(one) for name, one in own.items()})
-        check_claim(folder, config, model_spec)
     if not method.trains_in_rounds:
         config = dataclasses.replace(config, rounds=0)
         finished = finished or finished_state(kept, 0)
-    return RunSpec(
+    spec = RunSpec(
         config=config,
         federation=federation,
         model=model_spec.model or config.model,
@@ -180,7 +193,10 @@ def resolve(
         tunes=tunes,
         holds_out=holds_out,
         plan=plan,
+        task_probe=probe_of_task(task, federation),
     )
+    check_claim(folder, config, model_spec, spec.fingerprints)
+    return spec
 
 
 def resolve_for(engine: Engine, config: Config, out: str | Path | None = None, maps: bool = True) -> RunSpec:

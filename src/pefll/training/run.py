@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import warnings
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from pefll.core.tree import Tree, map_tree
 from pefll.core.wording import argument, counted, either, first_few, reasons
 from pefll.data.arrays import blank_labels
 from pefll.data.federation import Federation, check_is_federation
-from pefll.data.frames import is_frame
+from pefll.data.frames import is_frame, joined_names
 from pefll.data.owners import (
     Columns,
     Name,
@@ -273,7 +274,7 @@ class Run:
         self,
         data: Any,
         *,
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
         client: str | None = None,
         validation: float = 0.1,
         test: float = 0.2,
@@ -281,17 +282,23 @@ class Run:
         """Return a federation of other data, whose columns are encoded with the run's plan and not with one of its own.
 
         A value that training never saw counts as one of the others, and a missing value is filled as in training. All
-        clients count as unseen. Rows without a label are left out with a warning.
+        clients count as unseen. Rows without a label are left out with a warning. If the run has a column of times,
+        each client's samples are split by their time, as in training.
 
         Args:
             data: a table with the columns of the training data, or the path of a file or folder; see `data.read_each`.
-            label: name of the column of labels; None for the run's.
+            label: name of the column of labels, or several names; None for the run's.
             client: name of the column of clients; None for the run's.
             validation: fraction of each client's training samples that become validation samples.
             test: fraction of each client's samples that become test samples, if `data` has no column `split`.
         """
         known = self.columns
-        columns = known._replace(label=label or known.label, client=client or known.client)
+        time = self.model_spec.time_column
+        columns = known._replace(
+            label=known.label if label is None else arguments.text(joined_names(label), "label", "y"),
+            client=known.client if client is None else arguments.text(client, "client", "user"),
+            time=self.config.time_column if time is None else time,
+        )
         labels = self.method.problem.task.labels
         return encoded_federation(
             data, columns, self.model_spec, labels, seed=self.config.seed, validation=validation, test=test

@@ -153,6 +153,7 @@ def summary_of(
         "best_round": progress.best_round,
         "test_seconds": round(time.perf_counter() - started, 3),
         "data_sha256": config.data_sha256,
+        "fingerprints": spec.fingerprints(config.rounds),
         "split": SPLITS[split],
         **({"task": config.task} if config.task else {}),
         "accuracy" if measure.classifies else "metrics": results,

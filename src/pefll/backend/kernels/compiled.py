@@ -97,7 +97,7 @@ def _have_context(device: torch.device) -> None:
 def machine_code(source: str, constants: tuple[tuple[str, int], ...], device: torch.device) -> tuple[bytes, Path]:
     """Return a source file's machine code for this device, from the cache or compiled, and its path in the cache."""
     here = Path(__file__).parent
-    text = (here / "primitives.cuh").read_text() + (here / source).read_text()
+    text = (here / "primitives.cuh").read_text(encoding="utf-8") + (here / source).read_text(encoding="utf-8")
     major, minor = torch.cuda.get_device_capability(device)
     options = [f"--gpu-architecture=sm_{major}{minor}", "-std=c++17", *(f"-D{key}={value}" for key, value in constants)]
     name = hashlib.sha256("\n".join([torch.__version__, str(torch.version.cuda), *options, text]).encode()).hexdigest()

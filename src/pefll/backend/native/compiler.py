@@ -37,7 +37,7 @@ def library(source: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL 
     command = compiler()
     if command is None:
         return None
-    text = (Path(__file__).parent / source).read_text()
+    text = (Path(__file__).parent / source).read_text(encoding="utf-8")
     options = [*OPTIONS, *(f"-D{key}={value}" for key, value in constants)]
     try:
         name = hashlib.sha256("\n".join([_identity(command), _processor(), *options, text]).encode()).hexdigest()
@@ -83,7 +83,7 @@ def version() -> str | None:
 def _compile(text: str, command: str, options: list[str], made: Path) -> bool:
     """Compile `text` into the file `made`, and return whether the compiler succeeded."""
     source = made.with_suffix(".c")
-    source.write_text(text)
+    source.write_text(text, encoding="utf-8")
     return _run(command, *options, str(source), "-o", str(made)) is not None
 
 
@@ -133,6 +133,6 @@ def _identity(command: str) -> str:
 def _processor() -> str:
     """Return a text that differs between processors, because several machines may share a home folder."""
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
     return f"{platform.machine()} {platform.processor()}"
