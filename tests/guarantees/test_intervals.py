@@ -19,6 +19,7 @@ from pefll.guarantees.intervals import (
     hoeffding_radius,
     interval,
     least_clients,
+    shuffled,
 )
 
 VALUES = np.array([0.9, 0.7, 1.0, 0.8, 0.95, 0.6, 0.85, 1.0])
@@ -148,3 +149,23 @@ def test_bad_values_are_refused(lower):
         with pytest.raises(PefllError, match="PEFLL-G106"):
             lower(values, 0.05)
     assert 0 <= lower([0.0, 1.0], 0.05) <= 0.5
+
+
+@pytest.mark.parametrize("clients", [33, 60, 84, 100])
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_sorted_clients_do_not_mislead_the_gambler(clients, p):
+    """With one fixed order for all data, clients that come sorted made the bound fail in up to half of the worlds."""
+    random, delta, worlds = generator(6, f"sorted/{clients}/{p}"), 0.05, 500
+    failed = 0
+    for world in range(worlds):
+        values = np.sort((random.random(clients) < p).astype(float))[::-1]
+        failed += betting_lower(shuffled(values, f"world {world}"), delta) > p
+    assert failed / worlds <= delta + 3 * math.sqrt(delta * (1 - delta) / worlds)
+
+
+def test_the_order_of_bets_does_not_depend_on_the_order_of_clients():
+    values = generator(7, "order").random(50)
+    found = shuffled(values, "here")
+    assert sorted(found) == sorted(values)
+    assert (shuffled(values[::-1], "here") == found).all()
+    assert (shuffled(values, "there") != found).any()

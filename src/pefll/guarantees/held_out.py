@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.core.randomness import generator
 from pefll.core.wording import argument, counted
 from pefll.guarantees import intervals
 from pefll.guarantees.binomial import (
@@ -34,17 +33,16 @@ SAMPLES = (
 )
 
 
-def mean_statements(values: Any, delta: float, metric: str = "accuracy") -> list[Statement]:
+def mean_statements(values: Any, delta: float, metric: str = "accuracy", origin: str = "") -> list[Statement]:
     """Return the bounds below the expected metric of a new client, the certificate first.
 
     Args:
         values: [n] the metric of each unseen client on its own test samples, between 0 and 1; each client counts once.
         delta: the probability with which a bound fails.
         metric: the name of the metric.
+        origin: what tells these clients from others with the same values; see `intervals.shuffled`.
     """
-    known, delta = checked_values(values), checked_delta(delta)
-    # Bets depend on the order. A random one makes the clients exchangeable, even if they came sorted by their size.
-    known = known[generator(0, "order of bets").permutation(len(known))]
+    known, delta = intervals.shuffled(values, origin), checked_delta(delta)
     return [_mean(known, delta, name, bound, metric) for name, bound in intervals.LOWER_BOUNDS.items()]
 
 

@@ -5,6 +5,7 @@ Every bound holds for a fixed number of values with a common mean, whatever else
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pefll.core import randomness
 from pefll.core.arguments import number
 from pefll.core.errors import PefllError
 
@@ -60,7 +62,8 @@ def betting_lower(values: Any, delta: float) -> float:
 
     A gambler starts with capital 1 and bets on each value in turn that the expectation is above m. If the expectation
     is m, the capital is a nonnegative martingale, and reaches 1/δ at any time with probability at most δ (Ville). The
-    bound is the largest m whose gambler reaches 1/δ. The order of the values must not depend on the values.
+    bound is the largest m whose gambler reaches 1/δ. The order of the values must not depend on the values: see
+    `shuffled`.
     """
     known, wealth = checked_values(values), math.log(1 / checked_delta(delta))
     bets = _predictable_bets(known, wealth)
@@ -77,6 +80,22 @@ def betting_lower(values: Any, delta: float) -> float:
         else:
             open_ = middle
     return refuted
+
+
+def shuffled(values: Any, origin: str) -> Array:
+    """Values [n] in a random order, for bets on them: the order in which they come may depend on the values.
+
+    The order is drawn with a hash of the values and of their origin. So it is the same each time, and nobody can choose
+    it, but it differs from data set to data set, as a random order must.
+
+    Args:
+        values: [n].
+        origin: what else tells this data set from others, such as its fingerprint and a seed.
+    """
+    known = np.sort(checked_values(values))
+    digest = hashlib.sha256(known.tobytes()).hexdigest()
+    order = randomness.generator(0, f"order of bets/{origin}/{digest}").permutation(len(known))
+    return known[order]
 
 
 def _predictable_bets(values: Array, wealth: float) -> Array:
