@@ -270,7 +270,7 @@ def test_a_stopped_run_that_is_interrupted_before_its_test_does_not_train_on(tmp
     with pytest.raises(pefll.Stopped, match="in the test after round 4"):
         pefll.fit(ragged(), "fedavg", callbacks=[Stop(4), Interrupts()], **settings)
     run = pefll.fit(ragged(), "fedavg", callbacks=[Stop(4)], **settings)
-    assert (run.summary["rounds"], run.summary["stopped"]) == (4, {"by": "Stop", "rounds": 6})
+    assert (run.summary["rounds"], run.summary["stopped"]) == (4, {"by": "Stop", "rounds": 6, "after_round": 4})
     whole = pefll.fit(ragged(), "fedavg", callbacks=[Stop(4)], **settings | {"out": tmp_path / "b"})
     assert run.summary["accuracy"] == whole.summary["accuracy"]
     longer = pefll.fit(ragged(), "fedavg", **settings | {"rounds": 8})

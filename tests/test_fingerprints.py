@@ -58,7 +58,7 @@ def test_runs_with_other_code_of_the_same_name_are_other_rows(tmp_path, given):
             pefll.fit(ragged(seed=seed), "fedavg", seed=seed, out=out, **QUICK | {argument: value})
     found = pefll.compare(tmp_path)
     assert [len(row.runs.runs) for row in found.rows] == [2, 2]
-    assert {row.runs.label for row in found.rows} == {"one/seed-0", "other/seed-0"}
+    assert {row.runs.label for row in found.rows} == {"fedavg (one/seed-0)", "fedavg (other/seed-0)"}
     assert "Left out" not in found.note
 
 

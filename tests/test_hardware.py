@@ -110,7 +110,7 @@ def test_auto_counts_the_models_work(no_gpu):
 
 def test_the_processor_has_a_name(monkeypatch):
     assert hardware.processor()
-    monkeypatch.setattr(hardware.Path, "read_text", lambda _: "model name : one\nmodel name : two\n")
+    monkeypatch.setattr(hardware.Path, "read_text", lambda _, **__: "model name : one\nmodel name : two\n")
     assert hardware.processor() == "one"
 
 
@@ -129,13 +129,13 @@ def test_what_auto_means_is_asked_once_in_a_run(monkeypatch):
     assert (run.summary["model"], run.summary["engine"], run.summary["precision"]) == ("mlp", "vector", "float32")
 
 
-def test_a_folder_is_looked_at_once_before_anything_is_opened_and_once_under_its_lock(tmp_path, monkeypatch):
+def test_a_folder_is_checked_twice_before_anything_is_opened_and_once_under_its_lock(tmp_path, monkeypatch):
     looked = []
     for module in (resolve, claim):
         real = module.check_claim
         monkeypatch.setattr(module, "check_claim", lambda *given, real=real: looked.append(given[0]) or real(*given))
     fit(ragged(), "local", epochs=1, processes=1, out=tmp_path / "run")
-    assert len(looked) == 2
+    assert len(looked) == 3
 
 
 def test_a_finished_run_needs_no_device(tmp_path, two_gpus, monkeypatch):

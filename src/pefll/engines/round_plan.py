@@ -126,7 +126,7 @@ class RoundPlan:
         found: dict[str, Any] = {name: sha256_of(one, rounds) for name, one in schedules.items() if one is not None}
         with suppress(PefllError):  # a user's function may reject artificial numbers of samples
             if self.sampling is not None and size <= clients:
-                chosen = [self.clients(0, t, np.arange(1, clients + 1), size) for t in range(_PROBED)]
+                chosen = [self.clients(0, t, np.arange(1, clients + 1), size) for t in range(min(_PROBED, rounds))]
                 found["sampling"] = [int(ids[-1]) for ids in chosen if ids is not None]
         return found
 

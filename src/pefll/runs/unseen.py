@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pefll.core.errors import PefllError
 from pefll.core.files import read_json
-from pefll.core.wording import counted
+from pefll.core.wording import argument, counted
 from pefll.runs.record import ERRORS, MOST_SUMMARY, SHARES, metric_word
 
 
@@ -61,7 +61,7 @@ def unseen_figures(summary: Mapping[str, Any], where: object) -> UnseenFigures:
         but = f", {found.left_out:,} of them without a test figure" if found.left_out else ""
         raise PefllError(
             f"{where} has {having}{but}, but a certificate for new clients needs at least 2 with test samples; train "
-            "with unseen clients, such as --unseen 0.1",
+            f"with unseen clients, such as {argument('unseen', 0.1)}",
             code="PEFLL-G123",
         )
     return found
