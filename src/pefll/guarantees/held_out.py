@@ -33,16 +33,15 @@ SAMPLES = (
 )
 
 
-def mean_statements(values: Any, delta: float, metric: str = "accuracy", origin: str = "") -> list[Statement]:
+def mean_statements(values: Any, delta: float, metric: str = "accuracy") -> list[Statement]:
     """Return the bounds below the expected metric of a new client, the certificate first.
 
     Args:
         values: [n] the metric of each unseen client on its own test samples, between 0 and 1; each client counts once.
         delta: the probability with which a bound fails.
         metric: the name of the metric.
-        origin: what tells these clients from others with the same values; see `intervals.shuffled`.
     """
-    known, delta = intervals.shuffled(values, origin), checked_delta(delta)
+    known, delta = checked_values(values), checked_delta(delta)
     return [_mean(known, delta, name, bound, metric) for name, bound in intervals.LOWER_BOUNDS.items()]
 
 

@@ -5,7 +5,6 @@ Every bound holds for a fixed number of values with a common mean, whatever else
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +20,8 @@ Array = npt.NDArray[np.float64]
 
 # A bet may lose at most this share of the capital if a value is 0. It was chosen on simulated Beta distributions.
 MOST_AT_STAKE = 0.95
+# Orders of the values whose gamblers' capitals are averaged; fewer for so many values that memory would be short.
+ORDERS, MOST_NUMBERS = 400, 4_000_000
 
 
 class Interval(NamedTuple):
@@ -61,20 +62,20 @@ def betting_lower(values: Any, delta: float) -> float:
     """A bound below the expectation of values [n] with probability at least 1 - δ (Waudby-Smith and Ramdas 2023).
 
     A gambler starts with capital 1 and bets on each value in turn that the expectation is above m. If the expectation
-    is m, the capital is a nonnegative martingale, and reaches 1/δ at any time with probability at most δ (Ville). The
-    bound is the largest m whose gambler reaches 1/δ. The order of the values must not depend on the values: see
-    `shuffled`.
+    is m, the last capital has expectation 1. So does its mean over many random orders of the values, which reaches 1/δ
+    with probability at most δ (Markov). The bound is the largest m where it does.
     """
-    known, wealth = checked_values(values), math.log(1 / checked_delta(delta))
-    bets = _predictable_bets(known, wealth)
+    known, wealth = in_orders(checked_values(values)), math.log(1 / checked_delta(delta))
+    stakes = _stakes(known, wealth)
 
     def reaches(m: float) -> bool:
-        stakes = np.minimum(bets, MOST_AT_STAKE / m)  # so that no factor below is negative
-        return bool(np.log1p(stakes * (known - m)).cumsum().max() >= wealth)
+        limited = np.minimum(stakes, MOST_AT_STAKE / m)  # so that no factor below is negative
+        logs = np.log1p(limited * (known - m)).sum(axis=1)
+        return float(np.logaddexp.reduce(logs)) - math.log(len(logs)) >= wealth
 
-    # The capital falls in m: so does each of its factors, whether the stake is limited or not.
-    refuted, open_ = 0.0, float(known.mean())
-    while refuted < (middle := (refuted + open_) / 2) < open_ and open_ - refuted > 1e-13:
+    # The mean capital falls in m: so does each factor of each gambler, whether the stake is limited or not.
+    refuted, open_ = 0.0, float(known[0].mean())
+    while refuted < (middle := (refuted + open_) / 2) < open_ and open_ - refuted > 1e-10:
         if reaches(middle):
             refuted = middle
         else:
@@ -82,31 +83,27 @@ def betting_lower(values: Any, delta: float) -> float:
     return refuted
 
 
-def shuffled(values: Any, origin: str) -> Array:
-    """Values [n] in a random order, for bets on them: the order in which they come may depend on the values.
+def in_orders(values: Array) -> Array:
+    """Values [n] in many random orders, [orders, n].
 
-    The order is drawn with a hash of the values and of their origin. So it is the same each time, and nobody can choose
-    it, but it differs from data set to data set, as a random order must.
-
-    Args:
-        values: [n].
-        origin: what else tells this data set from others, such as its fingerprint and a seed.
+    The orders are drawn once for all data of this size. The values are sorted first, so that it does not matter how a
+    federation lists its clients.
     """
-    known = np.sort(checked_values(values))
-    digest = hashlib.sha256(known.tobytes()).hexdigest()
-    order = randomness.generator(0, f"order of bets/{origin}/{digest}").permutation(len(known))
-    return known[order]
-
-
-def _predictable_bets(values: Array, wealth: float) -> Array:
-    """The stake [n] on each value, from the values before it: sqrt(2 log(1/δ) / (n times their variance))."""
     n = len(values)
+    orders = int(np.clip(MOST_NUMBERS // n, 1, ORDERS))
+    drawn = randomness.generator(0, "orders of bets").permuted(np.tile(np.arange(n), (orders, 1)), axis=1)
+    return np.asarray(np.sort(values)[drawn])
+
+
+def _stakes(values: Array, wealth: float) -> Array:
+    """The stake [orders, n] on each value, from the values before it: sqrt(2 log(1/δ) / (n times their variance))."""
+    orders, n = values.shape
     count = np.arange(2, n + 2)
-    means = (0.5 + values.cumsum()) / count
-    variances = (0.25 + ((values - means) ** 2).cumsum()) / count
-    before = np.concatenate(([0.25], variances[:-1]))
-    bets: Array = np.sqrt(2 * wealth / (n * before))
-    return bets
+    means = (0.5 + values.cumsum(axis=1)) / count
+    variances = (0.25 + ((values - means) ** 2).cumsum(axis=1)) / count
+    before = np.concatenate((np.full((orders, 1), 0.25), variances[:, :-1]), axis=1)
+    stakes: Array = np.sqrt(2 * wealth / (n * before))
+    return stakes
 
 
 # Each lower bound by name. The certificate is the betting one, which was named before any result was seen.

@@ -110,8 +110,7 @@ def certify_summary(
         notes: further notes.
     """
     delta, found = checked_delta(delta), unseen_figures(summary, where)
-    origin = f"{summary.get('data_sha256')}/{summary.get('seed')}"
-    statements = held_out.mean_statements(found.values, delta, found.metric, origin)
+    statements = held_out.mean_statements(found.values, delta, found.metric)
     shares, left_out = _shares(found, delta, share)
     kept = [*statements, *shares, *more]
     run = {key: summary[key] for key in _RUN if key in summary}

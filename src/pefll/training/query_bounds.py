@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pefll.guarantees import pac_bayes
-from pefll.guarantees.intervals import betting_lower, shuffled
+from pefll.guarantees.intervals import betting_lower
 from pefll.guarantees.statement import Statement
 from pefll.methods.pefll import Eta, PeFLL
 from pefll.training.posterior_losses import Ids, PosteriorLosses, number_of_draws
@@ -107,8 +107,7 @@ def prior_statement(problem: QueryProblem) -> Statement:
     errors = problem.bench.on_test_samples(fixed, problem.clients, 1, "query/prior")[:, 0]
     measured = float(errors.mean())
     by_kl = pac_bayes.monte_carlo_bound(measured, n, mine)
-    origin = f"{problem.bench.engine.federation.fingerprint()}/{problem.bench.seed}"
-    bound = 1 - betting_lower(shuffled(1 - errors, origin), mine) if n > 1 else by_kl
+    bound = 1 - betting_lower(1 - errors, mine) if n > 1 else by_kl
     who = "The networks after the prior's rounds"
     terms = {"clients": n, "kl": 0.0, "delta": mine, "bound_by_kl": by_kl}
     return _statement(problem, "query-prior", "Error of new clients, the prior's networks", measured, bound, who, terms)
