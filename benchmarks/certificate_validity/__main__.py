@@ -27,6 +27,8 @@ from pefll.core.progress import monitor
 from pefll.engines.hardware import processor
 from pefll.training.summary import commit
 
+WORLDS = Path("build/certificate_validity.jsonl")
+
 
 def main() -> None:
     """Measure all worlds that are not yet in the file, and write the summary, the page and the figure."""
@@ -36,15 +38,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--delta", type=float, default=0.05)
     parser.add_argument("--only", nargs="+", choices=[*CERTIFIERS], default=[*CERTIFIERS], help="certificates")
-    parser.add_argument("--resume", type=Path, help="file of finished worlds; by default beside --out")
+    parser.add_argument("--resume", type=Path, default=WORLDS, help=f"file of finished worlds (default: {WORLDS})")
     parser.add_argument("--out", type=Path, default=Path("results/certificate_validity.json"))
     given = parser.parse_args()
     # An exception ends the other processes, too; the signal alone would leave them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    make_folder(given.out.parent)
-    path: Path = given.resume or given.out.with_suffix(".jsonl")
+    path: Path = given.resume
+    how = {"seed": given.seed, "delta": given.delta, "only": given.only, "settings": SETTINGS, "commit": commit()}
     try:
-        done = rows_of(path, given.seed, given.delta)
+        make_folder(given.out.parent)
+        make_folder(path.parent)
+        done = rows_of(path, how)
     except PefllError as error:
         sys.exit(str(error))
     wanted = [index for index in range(given.worlds) if index not in done]
@@ -54,14 +58,14 @@ def main() -> None:
     ):
         for row in measure(wanted, given.seed, given.delta, given.only, given.processes):
             done[row["world"]] = row
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({"how": how, **row}) + "\n")
             file.flush()
             watch.at(sum(index < given.worlds for index in done))
     rows = [done[index] for index in sorted(done) if index < given.worlds]
     found = counts(rows, given.delta)
     record = {
-        "command": f"python -m benchmarks.certificate_validity --worlds {given.worlds} --seed {given.seed}",
-        "commit": commit(),
+        "command": command_of(given),
+        "commit": how["commit"],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"processor": processor(), "platform": platform.platform(), "torch": torch.__version__},
         "delta": given.delta,
@@ -73,6 +77,13 @@ def main() -> None:
     given.out.with_suffix(".md").write_text("\n".join(markdown(record)) + "\n")
     draw(rows, found, given.delta, given.out.with_suffix(".png"))
     print(f"wrote {given.out}")
+
+
+def command_of(given: argparse.Namespace) -> str:
+    """Return the command that makes the same figures again."""
+    delta = "" if given.delta == 0.05 else f" --delta {given.delta:g}"
+    only = "" if given.only == [*CERTIFIERS] else f" --only {' '.join(given.only)}"
+    return f"python -m benchmarks.certificate_validity --worlds {given.worlds} --seed {given.seed}{delta}{only}"
 
 
 if __name__ == "__main__":

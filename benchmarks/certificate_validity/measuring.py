@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,16 @@ def world_row(index: int, seed: int, delta: float, names: Sequence[str]) -> dict
     trained = train_world(seed, index, delta)
     found = {one.statement.name: row_of(one) for name in names for one in CERTIFIERS[name](trained)}
     seconds = round(time.perf_counter() - started, 2)
-    return {"seed": seed, "world": index, "delta": delta, "seconds": seconds, "certificates": found}
+    return {"world": index, "seconds": seconds, "certificates": found}
 
 
-def rows_of(path: Path, seed: int, delta: float) -> dict[int, dict[str, Any]]:
-    """Return the finished worlds of a file. A last line that was cut off is left out, and removed from the file."""
+def rows_of(path: Path, how: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the finished worlds of a file. A last line that was cut off is left out, and removed from the file.
+
+    Args:
+        path: the file; it need not exist.
+        how: what the worlds must have been measured with: seed, δ, certificates, settings and commit.
+    """
     if not path.exists():
         return {}
     whole, lines = path.read_bytes(), []
@@ -42,9 +47,11 @@ def rows_of(path: Path, seed: int, delta: float) -> dict[int, dict[str, Any]]:
             break
         lines.append(json.loads(line))
     for row in lines:
-        if (row["seed"], row["delta"]) != (seed, delta):
+        other = [name for name, value in how.items() if row["how"].get(name) != value]
+        if other:
             raise PefllError(
-                f"{path} has worlds of seed {row['seed']} and delta {row['delta']}; name another file with --resume"
+                f"{path} has worlds of another {other[0]}, {row['how'].get(other[0])} instead of {how[other[0]]}; "
+                "delete it, or name another file with --resume"
             )
     return {row["world"]: row for row in lines}
 

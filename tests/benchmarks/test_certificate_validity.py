@@ -1,5 +1,6 @@
 """The count of failed certificates: it must find wrong ones and pass right ones."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.certificate_validity.__main__ import command_of
 from benchmarks.certificate_validity.certifiers import CERTIFIERS, held_out
 from benchmarks.certificate_validity.counting import counts, gap_of, markdown, row_of
 from benchmarks.certificate_validity.measuring import rows_of, world_row
@@ -112,7 +114,8 @@ def test_every_certificate_of_a_world_has_a_truth():
 
 def test_a_stopped_measurement_goes_on(tmp_path):
     out = tmp_path / "validity.json"
-    command = [sys.executable, "-m", "benchmarks.certificate_validity", "--only", "held-out"]
+    lines = tmp_path / "new" / "worlds.jsonl"
+    command = [sys.executable, "-m", "benchmarks.certificate_validity", "--only", "held-out", "--resume", str(lines)]
 
     def run(worlds):
         given = [*command, "--worlds", str(worlds), "--out", str(out)]
@@ -121,17 +124,26 @@ def test_a_stopped_measurement_goes_on(tmp_path):
         return json.loads(out.read_text())
 
     assert run(1)["certificates"][0]["worlds"] == 1
-    lines = out.with_suffix(".jsonl")
     first = lines.read_text()
-    lines.write_text(first + '{"seed": 0, "wor')  # killed while it wrote
+    lines.write_text(first + '{"how": {"se')  # killed while it wrote
     record = run(3)
     assert record["certificates"][0]["worlds"] == 3
     assert lines.read_text().startswith(first)
     assert sorted(json.loads(line)["world"] for line in lines.read_text().splitlines()) == [0, 1, 2]
     assert "How often certificates fail" in "\n".join(markdown(record))
     assert out.with_suffix(".png").stat().st_size > 5_000
-    with pytest.raises(PefllError, match="name another file"):
-        rows_of(lines, 1, DELTA)
+    how = json.loads(first)["how"]
+    assert sorted(rows_of(lines, how)) == [0, 1, 2]
+    for other in ({"seed": 1}, {"delta": 0.1}, {"only": ["pac-bayes"]}, {"settings": {}}, {"commit": "0" * 12}):
+        with pytest.raises(PefllError, match=f"another {next(iter(other))}.*name another file"):
+            rows_of(lines, how | other)
+
+
+def test_the_recorded_command_has_what_is_not_the_default():
+    plain = argparse.Namespace(worlds=7, seed=1, delta=0.05, only=[*CERTIFIERS])
+    assert command_of(plain) == "python -m benchmarks.certificate_validity --worlds 7 --seed 1"
+    plain.delta, plain.only = 0.1, ["held-out"]
+    assert command_of(plain).endswith("--worlds 7 --seed 1 --delta 0.1 --only held-out")
 
 
 def children_of(process):
@@ -151,8 +163,9 @@ def is_running(process):
 def test_a_killed_measurement_leaves_no_process(tmp_path):
     command = [sys.executable, "-m", "benchmarks.certificate_validity", "--only", "held-out", "--worlds", "400"]
     out = tmp_path / "validity.json"
-    running = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stderr=subprocess.DEVNULL)
-    lines = out.with_suffix(".jsonl")
+    lines = tmp_path / "worlds.jsonl"
+    command += ["--out", str(out), "--resume", str(lines)]
+    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
         while not (lines.exists() and lines.read_text()) and time.monotonic() < deadline:
