@@ -35,6 +35,23 @@ def engine(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.parametrize("word", ["EarlyStopping", "class Print", "def warm_up", "def small_clients_first"])
+def test_both_engines_reach_the_same_weights(word, monkeypatch):
+    """In float64, so that equal weights after training show equal gradients."""
+    fit, states = pefll.fit, {"serial": [], "vector": []}
+    for engine in states:
+
+        def quickly(*given, engine=engine, rounds, **more):
+            more = QUICK | {"local_steps": 3, "rounds": min(rounds, 6), "precision": "float64"} | more
+            run = fit(*given, **more, engine=engine)
+            states[engine].append(flat(run.final))
+            return run
+
+        monkeypatch.setattr(pefll, "fit", quickly)
+        run_example(word)
+    torch.testing.assert_close(states["serial"], states["vector"], rtol=1e-9, atol=1e-11)
+
+
 def run_example(word: str) -> dict:
     (code,) = [example for example in EXAMPLES if word in example]
     assert len(code.splitlines()) <= 15

@@ -11,6 +11,7 @@ import torch
 
 import pefll
 from tests.data.test_partitioned import Partitioner
+from tests.federations import flat
 
 pandas = pytest.importorskip("pandas")
 PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text()
@@ -35,6 +36,20 @@ def test_an_example_runs(example, capsys):
     exec(example, space)
     assert space["federation"].num_unseen == (0 if "frame" in example else 1)
     assert ("age standardised" in capsys.readouterr().out) == ("report()" in example)
+
+
+@pytest.mark.parametrize("word", ["by_indices", "from_partitioner", "from_dataset"])
+def test_both_engines_reach_the_same_weights(word):
+    """In float64, so that equal weights after training show equal gradients."""
+    (code,) = [example for example in EXAMPLES if word in example]
+    space = names()
+    exec(code, space)
+    settings = {"rounds": 2, "local_steps": 3, "clients_per_round": 1, "model": "mlp", "precision": "float64"}
+    states = [
+        flat(pefll.fit(space["federation"], "pefll", **settings, engine=engine, device="cpu", processes=1).final)
+        for engine in ("serial", "vector")
+    ]
+    torch.testing.assert_close(*states, rtol=1e-9, atol=1e-11)
 
 
 def test_all_examples_are_found():
