@@ -96,3 +96,18 @@ def test_methods_are_compared_on_the_digits_with_few_rounds(monkeypatch):
     assert row["settings"] == {"client_lr": 0.03, "local_steps": 10}
     assert 0 < row["unseen"][0] < 100
     assert (row["cost"]["exchanges"], row["cost"]["bytes_up"]) == (1, 0)
+
+
+def test_the_sizes_of_descriptors_go_on_from_their_file(tmp_path):
+    from benchmarks.descriptor_size import finished, markdown, measure
+
+    row = measure(clients=60, taste=2, size=3, seed=0, rounds=2)
+    assert row["bytes"] > 4 * 3
+    other = row | {"seed": 1, "unseen": row["unseen"] + 0.02}
+    out, record = tmp_path / "sizes.json", {"settings": {"rounds": 2}}
+    assert finished(out, record) == finished(None, record) == []
+    out.write_text(json.dumps(record | {"rows": [row, other]}))
+    assert finished(out, record) == [row, other]
+    with pytest.raises(SystemExit, match="other settings"):
+        finished(out, {"settings": {"rounds": 3}})
+    assert f"{100 * row['unseen'] + 1:.1f} ± 1.4" in markdown([row, other])[2]
