@@ -20,7 +20,7 @@ from pefll.methods import build_method
 from pefll.methods.pefll import Eta
 from pefll.training import meta_bounds, posterior_losses
 from pefll.training.posterior_losses import BoundedLosses, PosteriorLosses
-from pefll.training.sampled_networks import Part, Posterior, descriptor_layer, with_hypernetwork
+from pefll.training.sampled_networks import Part, Posterior, descriptor_layer, every_part, with_hypernetwork
 from tests.federations import problem_of, ragged
 
 NONE = Part(frozenset(), frozenset())
@@ -151,6 +151,25 @@ def test_each_client_draws_its_own_hypernetwork(bench, federation):
     z = z @ own["hidden.0.weight"].T + own["hidden.0.bias"]
     mean = z @ own["last.weight"].T + own["last.bias"]
     check_is_standard_noise((drawn - mean) / (alpha * (z.square().sum(dim=1, keepdim=True) + 1)).sqrt())
+
+
+def test_the_term_as_in_the_theorem_has_networks_that_all_clients_share(bench, federation, monkeypatch):
+    drawn, plain = [], posterior_losses.sampled_vectors
+
+    def remembered(*arguments):
+        drawn.append(plain(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(posterior_losses, "sampled_vectors", remembered)
+    method = bench.method
+    eta = method.serving(bench.server)
+    centre = torch.full((method.problem.model.size,), 0.5, dtype=torch.float64)
+    found = bench.shared_distances(Posterior(eta, 1e-2, 1e-4, every_part(method)), centre, CLIENTS, "test")
+    eta_v, eta_h = (one[0] for one in drawn)
+    assert float((eta_h - eta.hypernetwork).var()) == pytest.approx(1e-2, rel=0.05)
+    assert float((eta_v - eta.embedder).var()) == pytest.approx(1e-4, rel=0.2)
+    models = models_by_hand(method, bench.server, Eta(eta_h, eta_v), federation, CLIENTS)
+    assert found == pytest.approx(float((models - centre).square().sum()))
 
 
 def check_is_standard_noise(noise):

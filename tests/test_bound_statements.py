@@ -172,14 +172,15 @@ def test_the_theorem_is_about_its_own_clients_draws_and_centres(federation, meth
     end, clients, delta = plus(start, way), np.arange(3, 30), DELTA
 
     def losses(posterior, alpha_theta, number):
-        error = 0.3 if alpha_theta == 1e-4 else 0.9
-        return error, error, number * 1e-7  # each call has larger distances than the one before
+        error = 0.3 if (posterior.alpha_h, posterior.alpha_v, alpha_theta) == (1e-2, 1e-4, 1e-6) else 0.9
+        return error, error, number * 1e-9  # each call has larger distances than the one before
 
     bench = Bench(method, train=losses)
     centre = torch.zeros(method.problem.model.size)
     found = evaluated(bench, federation, end, Centres(start, centre), clients, delta, "name")
     *pilots, final = bench.asked
-    assert found.variances.theta == final.alpha_theta == 1e-4
+    assert found.variances == (1e-2, 1e-4, 1e-6)  # all differ, so that none stands in for another
+    assert final.alpha_theta == 1e-6
     assert (final.posterior.alpha_h, final.posterior.alpha_v) == (found.variances.h, found.variances.v)
     assert final.posterior.mean is end
     assert (final.posterior.part.hypernetwork, final.posterior.part.embedder) == (
@@ -196,14 +197,14 @@ def test_the_theorem_is_about_its_own_clients_draws_and_centres(federation, meth
         for place, one in enumerate(pilots, 1)
         if Variances(one.posterior.alpha_h, one.posterior.alpha_v, one.alpha_theta) == found.variances
     ]
-    assert found.cut == pytest.approx(2 * chosen[0] * 1e-7 / 2e-4)
+    assert found.cut == pytest.approx(2 * chosen[0] * 1e-9 / 2e-6)
     assert all(one.centre is centre and len(one.clients) == 16 for one in pilots)
     assert all(one.centre is centre for one in bench.asked)
     of_h, of_v = (float(each.square().sum()) for each in way)
     assert found.kl_h == pytest.approx(of_h / (2 * found.variances.h))
     assert found.kl_v == pytest.approx(of_v / (2 * found.variances.v))
     assert found.samples == pytest.approx(27 / (13 / 4 + 14 / 12))  # clients have 4 and 12 samples, by turns
-    assert found.shared == [0.5 * 27 / 2e-4] * 8
+    assert found.shared == [0.5 * 27 / 2e-6] * 8
 
 
 def test_a_pilot_whose_weights_overflow_is_not_chosen(federation, method):
