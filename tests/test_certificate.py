@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
 import pefll
 from pefll.core.errors import PefllError
+from pefll.data.samples import TEST, TRAIN
 from pefll.guarantees.held_out import mean_statements
 from pefll.models.spec import ModelSpec
 from pefll.runs.record import RunFolder
@@ -24,21 +26,33 @@ def federation():
 @pytest.fixture(scope="module")
 def trained(federation, tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificate") / "run"
-    method = pefll.PeFLL(local_steps=2)
-    return pefll.fit(federation, method, model="mlp", rounds=3, clients_per_round=3, out=folder, device="cpu"), folder
+    # Trained until no bound from unseen clients is 0, so that a wrong bound differs from the right one.
+    method = pefll.PeFLL(local_steps=2, client_lr=0.1, server_lr=2e-3)
+    return pefll.fit(federation, method, model="mlp", rounds=20, clients_per_round=3, out=folder, device="cpu"), folder
 
 
 def test_a_run_certifies_itself(trained, federation):
     run, folder = trained
     found = run.certify(delta=0.1, share=0.6)
-    values = [one.accuracy for one in run.evaluate_clients("test", federation) if not one.seen]
+    values = []
+    for client in range(10, 20):  # the unseen ones, each with its own model
+        train, test = (federation.indices(client, split) for split in (TRAIN, TEST))
+        model = run.personalize(federation.x[train], federation.y[train])
+        values.append(float(np.mean(model.predict(federation.x[test]) == federation.y[test].numpy())))
     wanted = mean_statements(values, 0.1)
     assert [found[one.name] for one in wanted] == wanted
+    mean = sum(values) / 10
+    assert all(0 < found[one.name].bound < mean for one in wanted)
+    assert found["mean-hoeffding"].bound == pytest.approx(mean - math.sqrt(math.log(10) / 20))
+    tenths = math.floor(1000 * found["mean-betting"].bound)
+    assert found.headline == f"accuracy of a new client at least {tenths / 10}% with confidence 90%"
     assert found.clients == 10
     assert run.summary["certificate"] == found.to_json()
     model = run.personalize(federation.x[:20], federation.y[:20])
     assert model.spec.certificate == found.headline
-    assert any(one.name.startswith("theorem") and not one.lower for one in found.statements)  # see test_meta_bounds.py
+    bounds = [one for one in found.statements if not one.lower]  # see test_meta_bounds.py
+    assert [one.name for one in bounds] == ["theorem-3.2-unequal", "theorem-3.2-unequal-cross-entropy"]
+    assert all(one.bound > one.measured > 0 and one.confidence == 0.9 for one in bounds)
     found.write(RunFolder(folder))
     assert pefll.load(folder).summary["certificate"]["headline"] == found.headline
     assert "certificate" not in run.with_settings(refine_steps=2).summary

@@ -82,6 +82,11 @@ def test_the_bound_on_clients_fails_rarely():
     assert failed <= 0.1
 
 
+def test_a_loss_above_1_has_the_bound_1():
+    """A sum of bounds may exceed 1, which no loss does."""
+    assert bounds.client_bound(1.3, 0.5, 50, 0.1) == 1.0
+
+
 def test_the_constant_of_maurer_holds_from_one_client_on():
     """E exp(n kl(mean||p)) of n coins is largest at any p at the sum below, which is at most 2√n."""
     for n in (1, 2, 3, 5, 8, 50, 900):

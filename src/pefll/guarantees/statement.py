@@ -38,6 +38,11 @@ class Statement(NamedTuple):
         return self.bound <= 0 if self.lower else self.bound >= 1
 
     def row(self) -> dict[str, Any]:
-        """Return the statement as JSON; None instead of NaN."""
-        values = self._asdict() | {"terms": dict(self.terms), "vacuous": self.vacuous}
-        return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
+        """Return the statement as JSON; None instead of NaN and infinity, which JSON does not have."""
+
+        def plain(value: Any) -> Any:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        terms = {key: plain(value) for key, value in self.terms.items()}
+        values = self._asdict() | {"vacuous": self.vacuous}
+        return {key: plain(value) for key, value in values.items()} | {"terms": terms}

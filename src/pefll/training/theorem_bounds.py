@@ -110,7 +110,8 @@ def evaluated(
         if best is not None and first >= best[0]:
             continue
         tried = bench.on_training_samples(posterior(cell), cell.theta, centres.theta, few, 1, f"{name}/pilot")
-        kl = tried.distance / (2 * cell.theta)
+        # Weights that overflow make a KL of NaN, which must not look small.
+        kl = np.nan_to_num(tried.distance / (2 * cell.theta), nan=math.inf, posinf=math.inf)
         second = pac_bayes.sample_term(n * float(kl.mean()), n, samples, delta)
         total = first + second + float(tried.zero_one.mean())
         if best is None or total < best[0]:
@@ -142,9 +143,11 @@ def models_bound(kl: Floats, cut: float, clients: int, samples: float, delta: fl
         delta: δ of the term.
         chance: δ of each of the two Monte Carlo bounds.
     """
-    kept = np.where(kl <= cut, kl, 0.0)
-    mean = cut * pac_bayes.monte_carlo_bound(float((kept / cut).mean()), kl.size, chance)
-    replaced = pac_bayes.monte_carlo_bound(float((kl > cut).mean()), kl.size, chance)
+    small = np.isfinite(kl) & (kl <= cut)  # NaN is replaced, too
+    # Without a positive cut there is no share of it. The inverse of the KL divergence refuses NaN in one sentence.
+    share = float((np.where(small, kl, 0.0) / cut).mean()) if cut > 0 else math.nan
+    mean = cut * pac_bayes.monte_carlo_bound(share, kl.size, chance)
+    replaced = pac_bayes.monte_carlo_bound(float((~small).mean()), kl.size, chance)
     return min(1.0, pac_bayes.sample_term(clients * mean, clients, samples, delta) + 2 * replaced)
 
 
