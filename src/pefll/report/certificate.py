@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ Json = Mapping[str, Any]
 WIDTH = 80  # of the page, in characters
 _HELD_OUT = ("mean-", "share-")  # names of statements whose assumptions are those of the whole certificate
 _BINS = 20
+NO_BREAK = "\u00a0"
+_LABEL = 44  # most characters of a line beside the figure
 _COLUMNS = 3  # of panels
 
 
@@ -107,8 +110,10 @@ def certificate_picture(certificate: Json, values: Sequence[float], out: Path) -
     """
     metric = certificate["metric"]
     rows = [row for row in certificate["statements"] if _is_drawn(row, metric)]
-    heights = (1.5, 0.5 + 0.34 * len(rows)) if len(values) else (0.5 + 0.34 * len(rows),)
-    with drawing(out, (8.4, (2.2 if len(values) else 1.0) + 0.34 * len(rows))) as figure:
+    labels = [fill(f"{row['title']} {_marked(row).replace(' ', NO_BREAK)}", _LABEL) for row in rows]
+    bars = sum(0.34 + 0.15 * label.count("\n") for label in labels)
+    heights = (1.5, 0.5 + bars) if len(values) else (0.5 + bars,)
+    with drawing(out, (8.4, (2.2 if len(values) else 1.0) + bars)) as figure:
         panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
         below = panels[-1]
         if len(values):
@@ -119,10 +124,12 @@ def certificate_picture(certificate: Json, values: Sequence[float], out: Path) -
             top.set_title(f"{metric.capitalize()} of {counted(len(values), 'unseen client')}, and what it promises")
         else:
             below.set_title("What training promises about new clients")
-        _draw_bounds(below, rows)
+        _draw_bounds(below, rows, labels)
         confidence = f"{round(100 * (1 - certificate['delta']), 6):g}%"
-        errors = "; of an error: 100% minus it" if any(not row["lower"] for row in rows) else ""
-        below.set_xlabel(f"{metric}, % (dot: measured; bar: lower bound with confidence {confidence}{errors})")
+        errors = (
+            "\n≤: a bound on the error, drawn as 100% minus the error" if any(not row["lower"] for row in rows) else ""
+        )
+        below.set_xlabel(f"{metric}, % (dot: measured; bar: lower bound with confidence {confidence}){errors}")
         below.set_xlim(0, 100)
 
 
@@ -207,7 +214,7 @@ def share_text(value: float | None) -> str:
     return f"{100 * value:.1f}%" if 0 <= value <= 1 else f"{value:.3g}"
 
 
-def _draw_bounds(axes: Axes, rows: Sequence[Json]) -> None:
+def _draw_bounds(axes: Axes, rows: Sequence[Json], labels: Sequence[str]) -> None:
     heights = np.arange(len(rows))[::-1]
     axes.grid(axis="x")
     for height, row, colour in zip(heights, rows, (UNSEEN, *[FAINT] * len(rows)), strict=False):
@@ -217,7 +224,7 @@ def _draw_bounds(axes: Axes, rows: Sequence[Json]) -> None:
         axes.barh(height, 100 * max(0.0, bound), height=0.55, color=colour, alpha=0.85)
         if measured is not None:
             axes.plot(100 * measured, height, "o", color=INK, markersize=4.5)
-    axes.set_yticks(heights, labels=[f"{row['title']} {_marked(row)}" for row in rows])
+    axes.set_yticks(heights, labels=labels)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(-0.6, len(rows) - 0.4)
 

@@ -154,7 +154,7 @@ def theorem_bounds(
     try:
         check_equal(data, clients)
     except PefllError as unequal:
-        notes.append(f"{unequal.args[0][0].upper()}{unequal.args[0][1:]}.")
+        notes.append(f"{unequal.args[0].partition(';')[0]}. So the version for unequal numbers is shown.")
         name, title = "theorem-3.2-unequal", "Theorem 3.2 for unequal numbers of samples"
     eta = bench.method.serving(server)
     centres = Centres(None, zero_model(bench.method, eta.hypernetwork))
