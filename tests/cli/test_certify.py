@@ -229,7 +229,7 @@ def test_a_run_without_unseen_clients_has_the_bounds_over_training(pefll, refuse
     refused("certify", folder, "--share", "0.5", match=rf"{folder} has no unseen client.*at least 2.*G123")
     refused("certify", folder, "--no-bounds", match=rf"{folder} has no unseen client.*G123")
     shutil.rmtree(folder / "checkpoints")
-    refused("certify", folder, match=rf"{folder} has no unseen client, and.*checkpoints in .* are gone.*G123")
+    refused("certify", folder, match=rf"{folder} has no unseen client, and.*checkpoints in .* are gone.*G128")
 
 
 def test_a_run_whose_checkpoints_are_gone_keeps_what_its_unseen_clients_say(pefll, folder):
@@ -261,7 +261,7 @@ def test_errors_name_the_run(refused, tmp_path):
     x, client = random.normal(size=(120, 3)), np.repeat(np.arange(6), 20)
     for folder, labels, task, unseen, match in (
         ("numbers", x.sum(1), pefll_package.Regression(), 0.5, "is scored by rmse.*G124"),
-        ("classes", (x.sum(1) > 0).astype(int), None, 0.0, "has no unseen client, and there is no bound.*FedAvg.*G123"),
+        ("classes", (x.sum(1) > 0).astype(int), None, 0.0, "has no unseen client, and there is no bound.*FedAvg.*G128"),
     ):
         federation = pefll_package.federation_from_arrays(x, labels, client, unseen=unseen)
         method = pefll_package.PeFLL(local_steps=1) if task else "fedavg"
@@ -292,7 +292,7 @@ def test_a_result_shows_the_bounds_that_reproduce_certificates_stored(pefll, ref
     write_json(path, stored() | {"num_unseen": 0, "client_counts": none})
     alone = json.loads(pefll("certify", path, "--json").out)["certificate"]
     assert [row["name"] for row in alone["statements"]] == ["query"]
-    refused("certify", path, "--delta", "0.1", match=r"no unseen client.*made for δ = 0\.05.*--delta 0\.05.*G123")
+    refused("certify", path, "--delta", "0.1", match=r"no unseen client.*made for δ = 0\.05.*--delta 0\.05.*G128")
     for damage in ({"delta": None}, {"statements": [{"name": "x"}]}, {"statements": [STORED.row() | {"bound": None}]}):
         write_json(path, stored(**damage))
         refused("certify", path, match="r.json is damaged: its bounds over training.*G127")

@@ -245,7 +245,7 @@ def neither(where: object, held: TooFewUnseen, reason: str) -> PefllError:
     return PefllError(
         f"{where} has {held.having}, and there is no bound over training: {why}; train with "
         f"unseen clients, such as {argument('unseen', 0.1)}",
-        code="PEFLL-G123",
+        code="PEFLL-G128",
     )
 
 
