@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pefll.core.files import write_json, write_whole
+from pefll.core.files import make_folder, write_json, write_whole
 from pefll.report.certificate import bound_text, share_text
 from pefll.runs.unseen import read_result
 from pefll.training.certificate import DELTA, certify_summary
@@ -70,6 +70,7 @@ def main() -> None:
     rows = certificates(options.results, options.delta)
     command = "python -m benchmarks.held_out_certificates --out results"
     content = {"command": command, "commit": commit(), "delta": options.delta, "certificates": rows}
+    make_folder(options.out)
     write_json(options.out / "certificates_held_out.json", content)
     page = (
         f"# Certificates from unseen clients\n\nMade by `{command}`. Each bound holds with confidence "

@@ -16,6 +16,7 @@ from pefll.guarantees.held_out import mean_statements
 from pefll.models.spec import ModelSpec
 from pefll.runs.record import RunFolder
 from pefll.training.certificate import certify_summary
+from tests.federations import ragged
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,35 @@ def test_a_run_certifies_itself(trained, federation):
     assert pefll.load(folder).summary["certificate"]["headline"] == found.headline
     assert "certificate" not in run.with_settings(refine_steps=2).summary
     assert run.with_settings(refine_steps=0).summary["certificate"] == found.to_json()
+
+
+def test_other_settings_are_measured_anew(trained, federation):
+    """The summary's test figures are of models without refining steps."""
+    run, _ = trained
+    refined = dataclasses.replace(run.with_settings(refine_steps=30, refine_lr=0.1), federation=federation)
+    values = [one.accuracy for one in refined.evaluate_clients("test") if not one.seen]
+    found = refined.certify(bounds=False)
+    assert found.statements[0] == mean_statements(values, 0.05)[0]
+    assert found.statements[0].measured != run.certify(bounds=False).statements[0].measured
+    assert any("measured now, with refine_steps=30 and refine_lr=0.1" in note for note in found.notes)
+    assert not any("measured now" in note for note in run.certify(bounds=False).notes)
+
+
+def test_clients_that_were_drawn_by_size_are_explained(trained):
+    notes = certify_summary(trained[0].summary | {"sampling": "samples"}, "the run").notes
+    (note,) = [one for one in notes if "in proportion to their numbers of samples" in one]
+    assert "each client counts once" in note
+    assert "Theorem" not in note  # nothing here is from training
+    own = certify_summary(trained[0].summary | {"sampling": "mine:largest"}, "the run").notes
+    assert any("by a function (mine:largest)" in one for one in own)
+    assert not any("Training" in one for one in certify_summary(trained[0].summary, "the run").notes)
+
+    settings = {"model": "mlp", "rounds": 2, "clients_per_round": 2, "device": "cpu", "prior_clients": 0.5}
+    run = pefll.fit(ragged(clients=12), pefll.PeFLL(local_steps=1), sampling="samples", **settings)
+    assert run.summary["sampling"] == "samples"
+    (note,) = [one for one in run.certify().notes if "in proportion to" in one]
+    assert "The prior's clients were chosen at random without regard to size" in note
+    assert "large ones are a little rarer" in note  # theorem-3.2-unequal
 
 
 def test_a_run_measures_what_its_summary_lacks(trained, federation):

@@ -22,6 +22,7 @@ from pefll.guarantees.intervals import betting_lower
 from pefll.methods import build_method
 from pefll.methods.contract import each
 from pefll.methods.pefll import Eta
+from pefll.training import query_bounds
 from pefll.training.meta_bounds import first_client, meta_bounds
 from pefll.training.posterior_losses import PosteriorLosses, number_of_draws
 from pefll.training.sampled_networks import (
@@ -178,8 +179,9 @@ def test_methods_like_pefll_on_clients_of_different_sizes(name):
     federation = ragged(clients=12, sizes=(3, 5, 9))
     run, notes = train(federation, name, prior_clients=0.5, refine_steps=2), []
     found = {one.name: one for one in meta_bounds(run, notes=notes)}
-    assert len(notes) == 1
-    assert "equal numbers of training samples, but these have 3 to 9" in notes[0]
+    assert len(notes) == 2
+    assert "says nothing about the 2 refining steps" in notes[0]
+    assert "equal numbers of training samples, but these have 3 to 9" in notes[1]
     assert "theorem-3.2" not in found
     assert found["theorem-3.2-unequal"].terms["samples"] == pytest.approx(
         pac_bayes.harmonic_mean(
@@ -224,6 +226,14 @@ def test_a_models_bound_holds_for_heavy_tails():
     assert models_bound(alike, 3.0, 60, 100, 0.05, 0.001) == pytest.approx(
         pac_bayes.sample_term(60 * 3.0, 60, 100, 0.05) + 2 * pac_bayes.monte_carlo_bound(0, 2400, 0.001)
     )
+
+
+def test_a_query_bound_that_says_nothing_says_so(run, monkeypatch):
+    monkeypatch.setattr(query_bounds, "betting_lower", lambda values, delta: 2e-4)
+    found = {one.name: one for one in meta_bounds(run, 0.1)}["query-prior"]
+    assert found.vacuous
+    assert found.row()["vacuous"]
+    assert found.promise.endswith("on a new client is at most 1. This says nothing.")
 
 
 def test_more_draws_for_less_work(run):

@@ -106,6 +106,34 @@ def test_half_of_the_rounds_stay_half_of_the_first_number_when_a_run_is_extended
     assert torch.equal(flat(longer.prior), flat(short.prior))
 
 
+def test_a_prior_that_nothing_could_use_is_refused_before_training():
+    """Theorems about error rates of PeFLL use the prior; other methods and tasks have none."""
+    federation, settings = ragged(clients=12), {"prior_clients": 0.5, "rounds": 6, "clients_per_round": 2}
+
+    def stopped(run):
+        raise AssertionError("training began")
+
+    watch = type("Watch", (Callback,), {"on_start": lambda self, run: stopped(run)})()
+    with pytest.raises(PefllError, match=r"pefll, pefll-prior and pefll-plus, which fedavg cannot use; leave it out"):
+        pefll.fit(federation, "fedavg", callbacks=[watch], **settings)
+    with pytest.raises(PefllError) as wrong:
+        pefll.fit(federation, "fedavg", callbacks=[watch], **settings)
+    assert wrong.value.code == "PEFLL-T214"
+    x = np.random.default_rng(0).normal(size=(240, 3))
+    numbers = pefll.federation_from_arrays(x, x.sum(1), np.repeat(np.arange(12), 20))
+    with pytest.raises(PefllError, match="the task Regression does not have") as wrong:
+        pefll.fit(numbers, "pefll", task=pefll.Regression(), callbacks=[watch], **settings)
+    assert wrong.value.code == "PEFLL-T215"
+    for name in ("pefll-prior", "pefll-plus", f"{__name__}:OwnPeFLL"):
+        small = {name: value for name, value in SMALL.items() if name not in ("hypernetwork", "clients_per_round")}
+        assert pefll.fit(federation, name, **small, **settings).prior is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPeFLL(pefll.PeFLL):
+    """A user's variation of PeFLL, which has the same bounds."""
+
+
 @pytest.mark.parametrize(
     ("settings", "code"),
     [

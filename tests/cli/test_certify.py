@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import pefll as pefll_package
+from benchmarks import held_out_certificates
 from pefll.core.files import write_json
 from pefll.data import load_samples
 from pefll.guarantees.held_out import at_least, mean_statements
+from pefll.guarantees.statement import Statement
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import RunFolder
-from pefll.training import run
+from pefll.training import certificate, run
 from tests.cli.conftest import npz, trained
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +94,8 @@ def test_a_model_and_the_clients_own_samples(pefll, refused, folder, tmp_path):
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["bound"] == pytest.approx(bound, abs=1e-9)
     assert f"at least {at_least(bound)}, with confidence 90%" in said.out
+    # What nobody can check comes first.
+    assert re.match(r"Note: the bound from \S*b\.npz holds only if none of its samples made this model", said.out)
     assert "of 120 samples" in said.out
     # Of 76 samples, the interval of half is 0.2 wide at most; scipy agrees.
     assert "Least number: 76 labelled samples" in said.out
@@ -97,9 +103,9 @@ def test_a_model_and_the_clients_own_samples(pefll, refused, folder, tmp_path):
         stats.beta.ppf(0.95, n // 2 + 1, n - n // 2) - stats.beta.ppf(0.05, n // 2, n - n // 2 + 1) for n in (75, 76)
     ]
     assert wide[0] > 0.2 >= wide[1]
-    assert (
-        json.loads(pefll("certify", model, "--data", more, "--delta", "0.1", "--json").out)["bound"] == found["bound"]
-    )
+    as_json = json.loads(pefll("certify", model, "--data", more, "--delta", "0.1", "--json").out)
+    assert as_json["bound"] == found["bound"]
+    assert "none of its samples made this model" in as_json["notes"][0]
 
     bare = npz(tmp_path / "bare.npz", x=x[:5])
     refused("certify", model, "--data", bare, match="no labelled sample.*G147")
@@ -109,7 +115,7 @@ def test_a_model_and_the_clients_own_samples(pefll, refused, folder, tmp_path):
     refused("certify", model, "--width", "0.00001", match="at least 0.001.*G107")
     refused("certify", model, "--data", more, "--delta", "1", match="delta is 1.*G103")
     refused("certify", model, "--share", "0.5", match="--share.*about runs.*G143")
-    refused("certify", mine, match="not a safetensors file.*M013")
+    refused("certify", mine, match="neither a run folder.*G148")
     refused("certify", folder, "--data", more, match="--data.*is a run.*G144")
 
 
@@ -184,7 +190,118 @@ def test_wrong_paths(refused, tmp_path, folder):
     refused("certify", tmp_path, match="not a run folder.*R119")
     write_json(tmp_path / "other.json", {"method": "pefll"})
     refused("certify", tmp_path / "other.json", match="not the result of a run.*G125")
+    write_json(tmp_path / "list.json", [1, 2])
+    refused("certify", tmp_path / "list.json", match="list.json is not the result of a run.*G125")
+    (tmp_path / "notes.txt").write_text("these are words, and no model")
+    refused("certify", tmp_path / "notes.txt", match="notes.txt is neither a run folder, nor.*G148")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x00")
+    refused("certify", tmp_path / "cut.safetensors", match="not a safetensors file.*M013")
     (tmp_path / "broken.json").write_text("{")
     refused("certify", tmp_path / "broken.json", match="is damaged.*A105")
     (folder / "summary.json").unlink()
     refused("certify", folder, match="is not finished.*G126")
+
+
+@pytest.fixture(scope="session")
+def none_unseen(tmp_path_factory):
+    """A run with a prior whose clients all took part in training."""
+    return trained(tmp_path_factory, "everyone", "--clients", "12", "--unseen", "0", "--prior-clients", "0.5")
+
+
+def test_a_run_without_unseen_clients_has_the_bounds_over_training(pefll, refused, none_unseen, tmp_path):
+    folder = Path(shutil.copytree(none_unseen, tmp_path / "run"))
+    said = pefll("certify", folder, "--plot", tmp_path / "c.svg", "--card", tmp_path / "CARD.md")
+    assert said.code == 0, said
+    words = " ".join(said.out.replace("│", " ").split())
+    assert "This run has no unseen client, so it has no bound from unseen clients" in words
+    assert "betting" not in words
+    assert "are not independent" in words  # what by-class means for bounds over training, too
+    found = RunFolder(folder).summary()["certificate"]
+    assert {row["name"] for row in found["statements"]} >= {"theorem-3.2-unequal", "prior-half", "query"}
+    assert (found["clients"], found["headline"]) == (0, None)
+    assert "Theorem 3.2" in (tmp_path / "CARD.md").read_text()
+    assert (tmp_path / "c.svg").read_text().startswith("<?xml")
+    samples = load_samples("digits")
+    mine = npz(tmp_path / "mine.npz", x=samples.x[:40], y=samples.y[:40])
+    pefll("personalize", folder, "--data", mine, "--out", tmp_path / "me.safetensors")
+    assert PersonalModel.load(tmp_path / "me.safetensors").spec.certificate is None
+
+    refused("certify", folder, "--share", "0.5", match=rf"{folder} has no unseen client.*at least 2.*G123")
+    refused("certify", folder, "--no-bounds", match=rf"{folder} has no unseen client.*G123")
+    shutil.rmtree(folder / "checkpoints")
+    refused("certify", folder, match=rf"{folder} has no unseen client, and.*checkpoints in .* are gone.*G128")
+
+
+def test_a_run_whose_checkpoints_are_gone_keeps_what_its_unseen_clients_say(pefll, folder):
+    shutil.rmtree(folder / "checkpoints")
+    said = pefll("certify", folder)
+    assert said.code == 0, said
+    assert "betting" in said.out
+    words = " ".join(said.out.split())
+    assert f"There is no bound from training: the checkpoints in {folder / 'checkpoints'} are gone" in words
+    assert "start" not in words.split("Notes")[1]
+
+
+def test_what_cannot_be_is_refused_before_bounds_are_computed(refused, folder, tmp_path, monkeypatch):
+    def expensive(*_: object) -> None:
+        raise AssertionError("the bounds were computed")
+
+    monkeypatch.setattr(certificate, "meta_bounds", expensive)
+    refused("certify", folder, "--share", "1.5", match="share of clients is 1.5.*G104")
+    refused("certify", folder, "--share", "0.99", match="needs 299 unseen clients, but there are 6.*G110")
+    refused("certify", folder, "--width", "0.0001", match="at least 0.001.*G107")
+    refused("certify", folder, "--plot", tmp_path / "c.xyz", match=r"c\.xyz.*\.png, \.pdf or \.svg.*O009")
+    (tmp_path / "file").write_text("no folder")
+    refused("certify", folder, "--card", tmp_path / "file" / "CARD.md", match="cannot write.*A102")
+
+
+def test_errors_name_the_run(refused, tmp_path):
+    """A run folder whose figures promise nothing, with its networks."""
+    random = np.random.default_rng(0)
+    x, client = random.normal(size=(120, 3)), np.repeat(np.arange(6), 20)
+    for folder, labels, task, unseen, match in (
+        ("numbers", x.sum(1), pefll_package.Regression(), 0.5, "is scored by rmse.*G124"),
+        ("classes", (x.sum(1) > 0).astype(int), None, 0.0, "has no unseen client, and there is no bound.*FedAvg.*G128"),
+    ):
+        federation = pefll_package.federation_from_arrays(x, labels, client, unseen=unseen)
+        method = pefll_package.PeFLL(local_steps=1) if task else "fedavg"
+        pefll_package.fit(federation, method, task=task, rounds=1, device="cpu", out=tmp_path / folder)
+        refused("certify", tmp_path / folder, match=f"^error: {tmp_path / folder} {match}")
+
+
+STORED = Statement("query", "Error of new clients", 0.12, 0.34, False, 0.95, "It is at most 0.34.", "Own words.")
+
+
+def stored(**changed: object) -> dict[str, object]:
+    kept = {"delta": 0.05, "points": [{"round": 7, "unseen_error": 0.1, "bounds": {}}], "statements": [STORED.row()]}
+    return unlike(measured={"certificates": kept | changed})
+
+
+def test_a_result_shows_the_bounds_that_reproduce_certificates_stored(pefll, refused, tmp_path):
+    path = tmp_path / "r.json"
+    write_json(path, stored())
+    found = json.loads(pefll("certify", path, "--json").out)["certificate"]
+    assert found["statements"][-1] == STORED.row()
+    assert any("after round 7" in note for note in found["notes"])
+    assert "≤ 34.0%" in pefll("certify", path).out
+    other = json.loads(pefll("certify", path, "--delta", "0.1", "--json").out)["certificate"]
+    assert all(row["name"] != "query" for row in other["statements"])
+    assert any("1 bound" in note and "δ = 0.05" in note and "--delta 0.05" in note for note in other["notes"])
+
+    none = {"unseen": {"samples": [], "correct": []}}
+    write_json(path, stored() | {"num_unseen": 0, "client_counts": none})
+    alone = json.loads(pefll("certify", path, "--json").out)["certificate"]
+    assert [row["name"] for row in alone["statements"]] == ["query"]
+    refused("certify", path, "--delta", "0.1", match=r"no unseen client.*made for δ = 0\.05.*--delta 0\.05.*G128")
+    for damage in ({"delta": None}, {"statements": [{"name": "x"}]}, {"statements": [STORED.row() | {"bound": None}]}):
+        write_json(path, stored(**damage))
+        refused("certify", path, match="r.json is damaged: its bounds over training.*G127")
+
+
+def test_a_folder_that_is_missing_is_made(tmp_path, monkeypatch, capsys):
+    shutil.copy(COMMITTED, tmp_path)
+    out = tmp_path / "new" / "folder"
+    monkeypatch.setattr("sys.argv", ["held_out_certificates", "--results", str(tmp_path), "--out", str(out)])
+    held_out_certificates.main()
+    assert "| cifar10 | 1000 | 0 | 100 |" in capsys.readouterr().out
+    assert json.loads((out / "certificates_held_out.json").read_text())["certificates"]

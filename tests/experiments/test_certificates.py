@@ -9,12 +9,14 @@ import pytest
 from rich.console import Console
 
 import pefll
-from pefll.experiments import certificates
+from pefll.core.errors import PefllError
+from pefll.experiments import certificates, reproduce
 from pefll.experiments.certificates import EXPERIMENT, BoundsInTraining
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence
 from pefll.experiments.pages import write_page
 from pefll.experiments.reproduce import read_status, run_missing
 from pefll.experiments.table1 import Cell
+from pefll.report import certificate as report
 from pefll.runs.record import run_folders
 
 PLAIN = Cell("digits", 20, "dirichlet 1", "Digits", 1100, clients_per_round=2, model="mlp", tag="dirichlet-1")
@@ -36,6 +38,39 @@ def measured(tmp_path_factory):
     found = [json.loads(path.read_text()) for path in (folder / "results").glob("*.json")]
     assert read_status(folder / "results", (0,), 8, None, small).missing == []
     return folder, {bool(one.get("prior_clients")): one for one in found}
+
+
+def test_states_are_deleted_when_their_bounds_are_written(measured, tmp_path, monkeypatch):
+    folder, _ = measured
+    assert not list((folder / "runs").rglob(certificates.STATES))
+
+    row = certificates.ROW._replace(settings={"embedding": "mlp", "local_steps": 1, "hypernetwork": "S"})
+    cell = PLAIN._replace(clients=10, clients_per_round=1)
+    small = dataclasses.replace(
+        EXPERIMENT, cells=(cell,), rows=(row,), panels=(), measure=BoundsInTraining(config={"checkpoint_every": 1})
+    )
+
+    def run() -> None:
+        status = read_status(tmp_path / "results", (0,), 2, None, small)
+        run_missing(status, tmp_path / "results", tmp_path / "runs", tmp_path, 1, Console(quiet=True), eval_every=4)
+
+    def full(*_, **__):
+        raise PefllError("the disk is full", "PEFLL-A102")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "collect", full)
+        with pytest.raises(PefllError, match="disk is full"):
+            run()
+    (states,) = (tmp_path / "runs").rglob(certificates.STATES)
+    assert len(list(states.iterdir())) == 2  # nothing is lost, so the result can still be made
+    run()
+    (result,) = (tmp_path / "results").glob("*.json")
+    assert len(json.loads(result.read_text())["measured"]["certificates"]["points"]) == 2
+    assert not states.exists()
+    result.unlink()
+    with pytest.raises(PefllError, match=r"has no states any more.*delete the folder") as gone:
+        run()
+    assert gone.value.code == "PEFLL-X018"
 
 
 def test_each_state_has_bounds(measured):
@@ -81,4 +116,5 @@ def test_verdicts_and_the_page(tmp_path):
     assert "largest part: ‖η_h‖² term 1" in evidence.verdicts()[0].interval
     paths = write_page(evidence, tmp_path)
     assert paths[-1].name == "certificates.png"
+    assert certificates.bounds_over_training is report.bounds_over_training  # one function draws them
     assert "| 0.100 | 33 | ‖η_h‖² term 1 | — | — | — | — |" in paths[0].read_text()

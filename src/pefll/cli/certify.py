@@ -13,20 +13,28 @@ from pefll.cli.console import err, out
 from pefll.cli.options import Force, OwnMethod, OwnModel, OwnTask, TrainedLabel, check_free
 from pefll.cli.samples import label_in_training, samples_of_client
 from pefll.core.errors import PefllError
-from pefll.core.files import make_folder, write_json, write_whole
+from pefll.core.files import check_folder, make_folder, write_json, write_whole
 from pefll.core.progress import say
 from pefll.core.wording import counted
 from pefll.data.missing_labels import has_label, without_gaps
 from pefll.guarantees.binomial import least_samples
 from pefll.guarantees.held_out import at_least, percent
 from pefll.guarantees.intervals import checked_delta, checked_share
+from pefll.runs import modelfile
+from pefll.runs.checkpoint import NO_CHECKPOINT
 from pefll.runs.personal import PersonalModel
 from pefll.runs.record import CERTIFICATE, RunFolder
-from pefll.runs.unseen import read_result, unseen_figures
+from pefll.runs.unseen import TooFewUnseen, read_result, unseen_figures
 from pefll.training import run
-from pefll.training.certificate import WIDTH, Certificate, certify_summary, finished_summary
+from pefll.training.certificate import WIDTH, Certificate, certify_summary, finished_summary, neither
+from pefll.training.certificate import certify as certify_run
 
 _FILES = {"--out": ".json", "--card": ".md"}
+# A model's file must not tell of its client, so it holds neither the samples that made it nor hashes of them.
+_CANNOT_CHECK = (
+    "the bound from {data} holds only if none of its samples made this model. pefll cannot check that, because the "
+    "model's file does not list the samples that made it. With such samples, the bound would be too high."
+)
 
 
 def certify(
@@ -78,10 +86,18 @@ def certify(
     - `pefll certify me.safetensors --data more_samples.npz`
     """
     checked_delta(delta)
+    if share is not None:
+        checked_share(share, "the share of clients")
     for option, file in (("--out", target), ("--plot", picture), ("--card", card)):
         check_free(file, option, force)
+        if file is not None:
+            check_folder(file.parent)
         if file is not None and file.suffix != _FILES.get(option, file.suffix):
             raise PefllError(f"{option} writes a {_FILES[option]} file, not {file.name}; rename it", code="PEFLL-G141")
+    if picture is not None:
+        from pefll.report.plots import check_drawable
+
+        check_drawable(picture)
     if not path.exists():
         raise PefllError(f"there is no {path}; name a run folder, a result file or a personal model", code="PEFLL-G142")
     if _is_model(path):
@@ -121,7 +137,7 @@ def certify(
     if picture is not None:
         from pefll.report.certificate import certificate_picture
 
-        certificate_picture(found, unseen_figures(summary, path).values, picture)
+        certificate_picture(found, _values(summary, path), picture)
         say(err, f"wrote {picture}")
 
 
@@ -137,15 +153,30 @@ def _of_run(
     task: str | None,
 ) -> Certificate:
     """Return the certificate of a run folder, from its summary alone if it cannot be loaded."""
-    notes = []
+    notes, reason = [], ""
     if bounds:
         try:
             trained = run.load(folder.path, err, model, method, task=task)
         except PefllError as error:
-            notes.append(f"There is no bound from training: {error.args[0]}.")
+            gone = f"the checkpoints in {folder.checkpoints} are gone, and they hold the trained networks"
+            reason = gone if error.code == NO_CHECKPOINT else error.args[0]
+            notes.append(f"There is no bound from training: {reason}.")
         else:
-            return trained.certify(delta, share, width=width, console=err)
-    return certify_summary(summary, folder.path, delta, share, width, notes=notes)
+            return certify_run(trained, delta, share, width, console=err, where=folder.path)
+    try:
+        return certify_summary(summary, folder.path, delta, share, width, notes=notes)
+    except TooFewUnseen as error:
+        if not notes or share is not None:
+            raise
+        raise neither(folder.path, error, reason) from error
+
+
+def _values(summary: dict[str, object], path: Path) -> list[float]:
+    """Return the figure of each unseen client; none if there are too few of them."""
+    try:
+        return unseen_figures(summary, path).values
+    except TooFewUnseen:
+        return []
 
 
 def _show(certificate: dict[str, object], path: Path, as_json: bool) -> None:
@@ -165,14 +196,22 @@ def _write(content: dict[str, object], target: Path | None) -> None:
 
 
 def _is_model(path: Path) -> bool:
-    """Return whether a path is a file that is not JSON; a personal model begins with its length in bytes."""
+    """Return whether a path is a personal model's file, and not a folder or JSON; PefllError for other files."""
     if path.is_dir():
         return False
     try:
         with path.open("rb") as file:
-            return not file.read(64).lstrip().startswith(b"{")
+            head = file.read(64)
     except OSError as error:
         raise PefllError(f"{path} cannot be read: {error.strerror}", code="PEFLL-G145") from error
+    if head.lstrip().startswith((b"{", b"[")):
+        return False
+    if path.suffix != ".safetensors" and not modelfile.may_be(head):
+        raise PefllError(
+            f"{path} is neither a run folder, nor the JSON of a result, nor a personal model; name one of these",
+            code="PEFLL-G148",
+        )
+    return True
 
 
 def _certify_model(
@@ -186,16 +225,18 @@ def _certify_model(
     model: str | None,
     task: str | None,
 ) -> None:
-    with warnings.catch_warnings(record=True) as notes:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         personal = PersonalModel.load(path, architecture=model, task=task)
-    for note in notes:
-        say(err, f"note: {note.message}")
+    for warning in caught:
+        say(err, f"note: {warning.message}")
     if data is None and width is None and not personal.spec.certificate:
         raise PefllError(
             f"{path} needs labelled samples of its client that did not make it; give them with --data",
             code="PEFLL-G146",
         )
+    if data is not None and not as_json:
+        say(out, f"Note: {_CANNOT_CHECK.format(data=data)}")
     if personal.spec.certificate and not as_json:
         say(out, f"By its run: {personal.spec.certificate}.")
     if width is not None:
@@ -216,7 +257,8 @@ def _certify_model(
         )
     found = personal.certify(x, y, delta)
     if as_json:
-        typer.echo(json.dumps({"model": str(path), **found.row()}, indent=2))
+        notes = [_CANNOT_CHECK.format(data=data)]
+        typer.echo(json.dumps({"model": str(path), "notes": notes, **found.row()}, indent=2))
     else:
         terms = found.terms
         low, high = terms["two_sided_lower"], terms["two_sided_upper"]

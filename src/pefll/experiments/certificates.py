@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import safetensors
 import torch
 
+from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.experiments.evidence import FAILS, HOLDS, NOTHING, Evidence, Verdict
 from pefll.experiments.experiment import CIFAR10, Experiment, Point, Row, panel
@@ -20,7 +22,7 @@ from pefll.experiments.pages import markdown_table
 from pefll.experiments.table1 import CELLS as TABLE1
 from pefll.experiments.table1 import Cell
 from pefll.methods.optim import NoMean
-from pefll.report.plots import LINES, drawing
+from pefll.report.certificate import bounds_over_training
 from pefll.report.runs import MISSING
 from pefll.runs.checkpoint import TENSORS
 from pefll.training.callbacks import ActiveRun, Callback
@@ -35,6 +37,7 @@ WITH_PRIOR = tuple(
     for cell in (*CIFAR10[1:], *WRITERS)
 )
 ROW = Row("PeFLL", "pefll")
+STATES = "states"  # a folder in the run's folder
 KEPT = ("hypernetwork", "embedder", "shift", "scale")
 USEFUL = 0.5
 THEOREM, UNEQUAL, HALF, QUERY = "theorem-3.2", "theorem-3.2-unequal", "prior-half", "query"
@@ -47,18 +50,21 @@ SHOWN = {
 
 
 class KeepStates(Callback):
-    """Copies what makes personal models from every scheduled checkpoint, because old checkpoints are deleted."""
+    """Copies what makes personal models from every scheduled checkpoint, because old checkpoints are deleted.
+
+    The copies are deleted when the run's result has been written.
+    """
 
     def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
-        """Write the state's parts to the run's folder `states`."""
+        """Write the state's parts to the run's folder of states."""
         config, folder = run.spec.config, run.spec.folder
         if folder is None or (round_ % config.checkpoint_every and round_ != config.rounds):
             return
         content = io.BytesIO()
         with safetensors.safe_open(folder.checkpoints / f"round-{round_:08d}" / TENSORS, framework="numpy") as tensors:
             np.savez(content, **{name: tensors.get_tensor(f"server.{name}") for name in KEPT})
-        make_folder(folder.path / "states")
-        write_whole(folder.path / "states" / f"round-{round_:08d}.npz", content.getvalue())
+        make_folder(folder.path / STATES)
+        write_whole(folder.path / STATES / f"round-{round_:08d}.npz", content.getvalue())
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,14 @@ class BoundsInTraining:
         """Return the bounds by name and the unseen clients' mean error at each state, and the last statements."""
         points: list[dict[str, Any]] = []
         last: list[dict[str, Any]] = []
-        for path in sorted((folder / "states").glob("*.npz")):
+        paths = sorted((folder / STATES).glob("*.npz"))
+        if not paths:
+            raise PefllError(
+                f"{folder} has no {STATES} any more, because they are deleted when a result is written; delete the "
+                "folder to train the run again",
+                code="PEFLL-X018",
+            )
+        for path in paths:
             at = int(path.stem.removeprefix("round-"))
             with np.load(path) as parts:
                 kept = {name: torch.from_numpy(parts[name]) for name in KEPT}
@@ -94,6 +107,10 @@ class BoundsInTraining:
             )
         prior = None if run.prior is None else unseen_error(dataclasses.replace(run, server=run.prior))
         return {"delta": DELTA, "points": points, "statements": last, "prior_unseen_error": prior}
+
+    def written(self, folder: Path) -> None:
+        """Delete the states, about 50 MB each, which only the measurement needs."""
+        shutil.rmtree(folder / STATES, ignore_errors=True)
 
 
 def unseen_error(run: Run) -> float:
@@ -192,25 +209,8 @@ def _draw(evidence: Evidence, folder: Path) -> list[Path]:
     if not shown:
         return []
     path = folder / "certificates.png"
-    columns = min(3, len(shown))
-    lines = -(-len(shown) // columns)
-    with drawing(path, (4.6 * columns, 3.6 * lines)) as figure:
-        panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
-        for axes, (cell, measured) in zip(panels, shown.items(), strict=False):
-            points = measured["points"]
-            rounds = [point["round"] for point in points]
-            axes.plot(rounds, [point["unseen_error"] for point in points], color="black", label="unseen clients' error")
-            for colour, (name, label) in zip(LINES, SHOWN.items(), strict=False):
-                known = [(point["round"], point["bounds"][name]) for point in points if name in point["bounds"]]
-                if known:
-                    axes.plot(*zip(*known, strict=True), color=colour, marker="o", markersize=3, label=label)
-            axes.axhline(1, color="#8a8a8a", linestyle=":")
-            axes.set_yscale("log")
-            axes.set_title(cell.title)
-            axes.set_xlabel("round")
-            axes.legend(fontsize="small")
-        for axes in panels[len(shown) :]:
-            axes.set_axis_off()
+    panels = {cell.title: measured["points"] for cell, measured in shown.items()}
+    bounds_over_training(panels, path, SHOWN, "unseen clients' error")
     return [path]
 
 

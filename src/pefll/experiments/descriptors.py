@@ -70,6 +70,9 @@ class DescriptorCorrelation:
         """Return the callback that copies the embedding networks."""
         return [KeepEmbedders()]
 
+    def written(self, folder: Path) -> None:
+        """Delete nothing."""
+
     def of(self, run: Run, folder: Path) -> dict[str, Any]:
         """Return the correlations before training and at each checkpoint, and the descriptor map at the end."""
         data, method, config = run.federation, run.method, run.config

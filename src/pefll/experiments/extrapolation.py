@@ -101,6 +101,9 @@ class NewClientAccuracy:
         """Return no callbacks."""
         return ()
 
+    def written(self, folder: Path) -> None:
+        """Delete nothing."""
+
     def of(self, run: Run, folder: Path) -> dict[str, Any]:
         """Return the numbers of samples and of correct predictions of each new client, at the best round."""
         del folder

@@ -361,6 +361,8 @@ def run_missing(
                 # Only after all runs of the batch: measuring needs the device.
                 if measures:
                     keep(spec, outcome, {measure.name: measure.of(outcome, spec.folder.path) for measure in measures})
+                    for measure in measures if {} in wanted[spec] else ():
+                        measure.written(spec.folder.path)
                 for evaluation in filter(None, wanted[spec]):
                     path = collect(spec.folder, results, evaluated=evaluated(outcome, evaluation, console))
                     say(console, f"wrote {path}")

@@ -62,6 +62,9 @@ class Measure(Protocol):
     def of(self, run: Run, folder: Path) -> Any:
         """Return the measurement of a finished run as a JSON value; `folder` is the run's folder."""
 
+    def written(self, folder: Path) -> None:
+        """Delete what the measurement needed in the run's folder; it is called after the result file is written."""
+
 
 class Row(NamedTuple):
     """A method with some settings, run in the cells of an experiment.

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+LEAST = 1e-3  # a tenth of a per cent, to which bounds are shown
+ROUNDING = 1e-12
+
 
 class Statement(NamedTuple):
     """A bound that holds with probability `confidence` over the draw of the data.
@@ -34,8 +37,11 @@ class Statement(NamedTuple):
 
     @property
     def vacuous(self) -> bool:
-        """Whether a share or a loss between 0 and 1 satisfies the bound anyway."""
-        return self.bound <= 0 if self.lower else self.bound >= 1
+        """Whether the bound says nothing of a share or a loss between 0 and 1, to a tenth of a per cent.
+
+        A page shows such a bound as at least 0.0%, or as at most 100.0%.
+        """
+        return self.bound < LEAST - ROUNDING if self.lower else self.bound > 1 - LEAST + ROUNDING
 
     def row(self) -> dict[str, Any]:
         """Return the statement as JSON; None instead of NaN and infinity, which JSON does not have."""
@@ -46,3 +52,23 @@ class Statement(NamedTuple):
         terms = {key: plain(value) for key, value in self.terms.items()}
         values = self._asdict() | {"vacuous": self.vacuous}
         return {key: plain(value) for key, value in values.items()} | {"terms": terms}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Statement:
+        """Return the statement whose JSON `row` is; ValueError, KeyError or TypeError if it makes no sense."""
+        texts, lower = [row[name] for name in ("name", "title", "promise", "assumes")], row["lower"]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(lower, bool):
+            raise ValueError("its texts are no texts")
+        measured = math.nan if row["measured"] is None else float(row["measured"])
+        useless = -math.inf if lower else math.inf  # JSON has no infinity
+        bound, confidence = useless if row["bound"] is None else float(row["bound"]), float(row["confidence"])
+        if math.isnan(bound) or not 0 < confidence < 1:
+            raise ValueError(f"the bound is {bound} with confidence {confidence}")
+        name, title, promise, assumes = texts
+        terms = {key: math.nan if value is None else value for key, value in dict(row["terms"]).items()}
+        return cls(name, title, measured, bound, lower, confidence, promise, assumes, terms)
+
+
+def rounded_up(bound: float) -> str:
+    """Return an upper bound with three digits after the point, so that the text never promises more than the bound."""
+    return f"{math.ceil(1000 * bound - 1e-9) / 1000:g}" if bound <= 1 else f"{bound:.3g}"

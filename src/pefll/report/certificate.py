@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,9 @@ Json = Mapping[str, Any]
 WIDTH = 80  # of the page, in characters
 _HELD_OUT = ("mean-", "share-")  # names of statements whose assumptions are those of the whole certificate
 _BINS = 20
+NO_BREAK = "\u00a0"
+_LABEL = 44  # most characters of a line beside the figure
+_COLUMNS = 3  # of panels
 
 
 def print_certificate(certificate: Json, console: Console, title: str = "") -> None:
@@ -89,7 +93,7 @@ def certificate_markdown(certificate: Json) -> str:
     lines = ["| statement | bound | measured | confidence | promise |", "| --- | ---: | ---: | ---: | --- |"]
     for row in certificate["statements"]:
         measured, confidence = share_text(row["measured"]), f"{round(100 * row['confidence'], 6):g}%"
-        cells = (row["title"], bound_text(row), measured, confidence, row["promise"])
+        cells = (row["title"], _marked(row), measured, confidence, row["promise"])
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -97,58 +101,99 @@ def certificate_markdown(certificate: Json) -> str:
 def certificate_picture(certificate: Json, values: Sequence[float], out: Path) -> None:
     """Draw the bounds beside the measured mean and the distribution of unseen clients.
 
+    An upper bound on the error is drawn as a lower bound on the accuracy, which is 100% minus the error.
+
     Args:
         certificate: as in the summary of a run.
-        values: the metric of each unseen client, between 0 and 1.
+        values: the metric of each unseen client, between 0 and 1; none without unseen clients.
         out: the file, .png, .pdf or .svg.
     """
-    rows = [row for row in certificate["statements"] if row["lower"] and row["bound"] is not None]
     metric = certificate["metric"]
-    with drawing(out, (8.4, 2.2 + 0.34 * len(rows))) as figure:
-        top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.5 + 0.34 * len(rows)))
-        top.hist(100 * np.asarray(values), bins=np.linspace(0, 100, _BINS + 1).tolist(), color=UNSEEN, alpha=0.55)
-        top.axvline(100 * float(np.mean(values)), color=INK, linewidth=1.4)
-        top.set_ylabel("unseen clients")
-        top.set_title(f"{metric.capitalize()} of {counted(len(values), 'unseen client')}, and what it promises")
-        _draw_bounds(below, rows)
+    rows = [row for row in certificate["statements"] if _is_drawn(row, metric)]
+    labels = [fill(f"{row['title']} {_marked(row).replace(' ', NO_BREAK)}", _LABEL) for row in rows]
+    bars = sum(0.34 + 0.15 * label.count("\n") for label in labels)
+    heights = (1.5, 0.5 + bars) if len(values) else (0.5 + bars,)
+    with drawing(out, (8.4, (2.2 if len(values) else 1.0) + bars)) as figure:
+        panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+        below = panels[-1]
+        if len(values):
+            top = panels[0]
+            top.hist(100 * np.asarray(values), bins=np.linspace(0, 100, _BINS + 1).tolist(), color=UNSEEN, alpha=0.55)
+            top.axvline(100 * float(np.mean(values)), color=INK, linewidth=1.4)
+            top.set_ylabel("unseen clients")
+            top.set_title(f"{metric.capitalize()} of {counted(len(values), 'unseen client')}, and what it promises")
+        else:
+            below.set_title("What training promises about new clients")
+        _draw_bounds(below, rows, labels)
         confidence = f"{round(100 * (1 - certificate['delta']), 6):g}%"
-        below.set_xlabel(f"{metric}, % (dot: measured; bar: lower bound with confidence {confidence})")
+        errors = (
+            "\n≤: a bound on the error, drawn as 100% minus the error" if any(not row["lower"] for row in rows) else ""
+        )
+        below.set_xlabel(f"{metric}, % (dot: measured; bar: lower bound with confidence {confidence}){errors}")
         below.set_xlim(0, 100)
 
 
-def bounds_over_training(rows: Sequence[Json], out: Path, title: str = "Bounds over training") -> None:
-    """Draw bounds against the true error of unseen clients over the rounds of training.
+def _is_drawn(row: Json, metric: str) -> bool:
+    """Return whether a statement is about the metric, or about the share of wrong predictions beside an accuracy."""
+    is_error = metric == "accuracy" and not row["name"].endswith("cross-entropy")
+    return row["bound"] is not None and (row["lower"] or is_error)
+
+
+def bounds_over_training(
+    panels: Mapping[str, Sequence[Json]],
+    out: Path,
+    labels: Mapping[str, str] | None = None,
+    error: str = "unseen error",
+) -> None:
+    """Draw bounds against the true error of unseen clients over the rounds of training, with a panel for each run.
 
     Bounds of 1 or more say nothing; a dashed line marks 1.
 
     Args:
-        rows: one per round, `{"round": int, "unseen_error": float, "bounds": {name: float}}`.
+        panels: the rounds of each run by its heading, `{"round": int, "unseen_error": float, "bounds": {name: float}}`.
         out: the file, .png, .pdf or .svg.
-        title: the heading.
+        labels: the bounds to draw by name, with their labels; None for all of them, under their names.
+        error: the label of the true error.
     """
-    if not rows:
+    if not any(panels.values()):
         raise PefllError("there is no round with bounds to draw; evaluate the bounds at some rounds", code="PEFLL-G140")
-    ordered = sorted(rows, key=lambda row: int(row["round"]))
-    names = list(dict.fromkeys(name for row in ordered for name in row["bounds"]))
-    rounds = [row["round"] for row in ordered]
-    with drawing(out, (7.6, 4.2)) as figure:
-        axes = figure.subplots()
-        axes.grid(axis="y")
-        axes.plot(rounds, [_nan(row["unseen_error"]) for row in ordered], color=INK, linewidth=2, label="unseen error")
-        for place, name in enumerate(names):
-            heights = [_nan(row["bounds"].get(name)) for row in ordered]
-            axes.plot(rounds, heights, color=LINES[place % len(LINES)], marker="o", markersize=3, label=name)
-        known = [height for line in axes.get_lines() for height in np.asarray(line.get_ydata(), float)]
-        largest = max((height for height in known if math.isfinite(height)), default=1.0)
-        if largest > 1:
-            axes.axhline(1, color=FAINT, linestyle="--", linewidth=1)
-            axes.set_yscale("log")
+    found = (name for rows in panels.values() for row in rows for name in row["bounds"])
+    shown = dict.fromkeys(found) if labels is None else labels
+    columns = min(_COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    known: list[float] = []
+    with drawing(out, (max(7.6, 4.6 * columns), 0.6 + 3.6 * lines)) as figure:
+        every = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
+        for axes, (title, rows) in zip(every, panels.items(), strict=False):
+            known += _draw_rounds(axes, sorted(rows, key=lambda row: int(row["round"])), shown, error)
+            axes.set_title(title)
+            axes.set_xlabel("round")
+        for axes in every[len(panels) :]:
+            axes.set_axis_off()
+        every[0].set_ylabel("error")
+        if max(known, default=1.0) > 1:
+            every[0].set_yscale("log")
+            for axes in every[: len(panels)]:
+                axes.axhline(1, color=FAINT, linestyle="--", linewidth=1)
         else:
-            axes.set_ylim(0, 1.02)
-        axes.set_title(title)
-        axes.set_xlabel("round")
-        axes.set_ylabel("error")
-        figure.legend(loc="outside lower center", ncols=min(3, 1 + len(names)))
+            every[0].set_ylim(0, 1.02)
+        handles = {line.get_label(): line for axes in every for line in axes.get_lines()}
+        legend = {name: line for name, line in handles.items() if not str(name).startswith("_")}
+        figure.legend(legend.values(), legend, loc="outside lower center", ncols=min(3, len(legend)))
+
+
+def _draw_rounds(axes: Axes, rows: Sequence[Json], shown: Mapping[str, str | None], error: str) -> list[float]:
+    """Draw the true error and the bounds of one run; return all finite heights."""
+    rounds = [row["round"] for row in rows]
+    axes.grid(axis="y")
+    axes.plot(rounds, [_nan(row["unseen_error"]) for row in rows], color=INK, linewidth=2, label=error)
+    for place, (name, label) in enumerate(shown.items()):
+        heights = [_nan(row["bounds"].get(name)) for row in rows]
+        if any(map(math.isfinite, heights)):
+            colour = LINES[place % len(LINES)]
+            axes.plot(rounds, heights, color=colour, marker="o", markersize=3, label=label or name)
+    heights = [height for line in axes.get_lines() for height in np.asarray(line.get_ydata(), float)]
+    return [height for height in heights if math.isfinite(height)]
 
 
 def bound_text(row: Json) -> str:
@@ -169,16 +214,24 @@ def share_text(value: float | None) -> str:
     return f"{100 * value:.1f}%" if 0 <= value <= 1 else f"{value:.3g}"
 
 
-def _draw_bounds(axes: Axes, rows: Sequence[Json]) -> None:
+def _draw_bounds(axes: Axes, rows: Sequence[Json], labels: Sequence[str]) -> None:
     heights = np.arange(len(rows))[::-1]
     axes.grid(axis="x")
     for height, row, colour in zip(heights, rows, (UNSEEN, *[FAINT] * len(rows)), strict=False):
-        axes.barh(height, 100 * max(0.0, row["bound"]), height=0.55, color=colour, alpha=0.85)
-        if row["measured"] is not None:
-            axes.plot(100 * row["measured"], height, "o", color=INK, markersize=4.5)
-    axes.set_yticks(heights, labels=[f"{row['title']} {bound_text(row)}" for row in rows])
+        bound, measured = row["bound"], row["measured"]
+        if not row["lower"]:
+            bound, measured = 1 - bound, None if measured is None else 1 - measured
+        axes.barh(height, 100 * max(0.0, bound), height=0.55, color=colour, alpha=0.85)
+        if measured is not None:
+            axes.plot(100 * measured, height, "o", color=INK, markersize=4.5)
+    axes.set_yticks(heights, labels=labels)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def _marked(row: Json) -> str:
+    """Return a statement's bound, with a mark if it says nothing."""
+    return bound_text(row) + (" (vacuous)" if row["vacuous"] else "")
 
 
 def _about(certificate: Json) -> str:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
@@ -175,6 +176,22 @@ def federation_picture(
         _draw_sizes(right, histograms.sum(axis=1), num_seen)
 
 
+def check_drawable(out: Path) -> None:
+    """Raise PefllError if a figure cannot be drawn, because matplotlib is missing or the file's name has no format."""
+    if find_spec("matplotlib") is None:
+        raise _no_matplotlib()
+    if out.suffix.removeprefix(".").lower() not in ("", *FORMATS):
+        raise _no_format(out)
+
+
+def _no_matplotlib() -> PefllError:
+    return PefllError("drawing needs matplotlib: pip install matplotlib", code="PEFLL-O008")
+
+
+def _no_format(out: Path) -> PefllError:
+    return PefllError(f"cannot draw {out.name}; choose a name that ends in .png, .pdf or .svg", code="PEFLL-O009")
+
+
 @contextmanager
 def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
     """Yield a figure to draw on, and write the file when the block ends."""
@@ -184,7 +201,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PefllError("drawing needs matplotlib: pip install matplotlib", code="PEFLL-O008") from error
+        raise _no_matplotlib() from error
     # Only installed fonts, because matplotlib warns about each missing font.
     wanted = ("Inter", "Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans")
     installed = set(font_manager.get_font_names())
@@ -198,9 +215,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
         try:
             figure.savefig(content, format=out.suffix.removeprefix(".") or "png")
         except ValueError as error:
-            raise PefllError(
-                f"cannot draw {out.name}; choose a name that ends in .png, .pdf or .svg", code="PEFLL-O009"
-            ) from error
+            raise _no_format(out) from error
     make_folder(out.parent)
     write_whole(out, content.getvalue())
 

@@ -26,6 +26,7 @@ from pefll.runs.manifest import HISTORY, MANIFEST, Manifest, damaged
 KEEP = 2
 TENSORS = "state.safetensors"
 TOO_LARGE = "PEFLL-L009"
+NO_CHECKPOINT = "PEFLL-R015"
 
 
 class Checkpoint(NamedTuple):
@@ -226,8 +227,9 @@ def latest(folder: Path, report: Callable[[str], None], run: str = "") -> Checkp
     candidates = manifest.newest_first(folder)
     if not candidates:
         raise PefllError(
-            f"{folder.parent} has no checkpoint: the run was stopped before its first one; start it anew",
-            code="PEFLL-R015",
+            f"{folder.parent} has no checkpoint: the run was stopped before its first one, or its checkpoints were "
+            "deleted; put them back, or start the run anew",
+            code=NO_CHECKPOINT,
         )
     misplaced: list[str] = []
     for path in candidates:

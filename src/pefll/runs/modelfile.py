@@ -117,6 +117,11 @@ def to_bytes(
     return b"".join(tensorfile.parts(tensors, metadata | {"sha256": digest.hexdigest()}))
 
 
+def may_be(head: bytes) -> bool:
+    """Return whether the first bytes of a file are like those of a safetensors file: a length, then JSON."""
+    return head[_LENGTH : _LENGTH + 1] == b"{" and 2 <= int.from_bytes(head[:_LENGTH], "little") <= MOST_HEADER
+
+
 def read_header(path: Path, kind: Kind = PERSONAL_MODEL) -> Header:
     """Return the header of a file; PefllError if it makes no sense, or if the file is of another kind.
 

@@ -31,12 +31,25 @@ class UnseenFigures(NamedTuple):
     left_out: int
 
 
+class TooFewUnseen(PefllError):
+    """A run has too few unseen clients for a bound from them.
+
+    Attributes:
+        having: how many it has, such as `"no unseen client"`.
+    """
+
+    having = "no unseen client"
+
+
 def unseen_figures(summary: Mapping[str, Any], where: object) -> UnseenFigures:
     """Return the figures of the unseen clients; PefllError if the summary has none.
 
     Args:
         summary: a run's summary, or the content of a result file.
         where: the run or the file, for errors.
+
+    Raises:
+        TooFewUnseen: if fewer than two unseen clients have a figure.
     """
     if summary.get("split", "test") != "test":
         raise PefllError(
@@ -44,6 +57,8 @@ def unseen_figures(summary: Mapping[str, Any], where: object) -> UnseenFigures:
             "certify a run of `pefll train`",
             code="PEFLL-G120",
         )
+    if summary.get("num_unseen") == 0:
+        raise _too_few(where, "no unseen client")
     counts, metrics = summary.get("client_counts"), summary.get("client_metrics")
     if not isinstance(counts, Mapping) and not isinstance(metrics, Mapping):
         raise PefllError(
@@ -59,12 +74,18 @@ def unseen_figures(summary: Mapping[str, Any], where: object) -> UnseenFigures:
         total = len(found.values) + found.left_out
         having = counted(total, "unseen client") if total else "no unseen client"
         but = f", {found.left_out:,} of them without a test figure" if found.left_out else ""
-        raise PefllError(
-            f"{where} has {having}{but}, but a certificate for new clients needs at least 2 with test samples; train "
-            f"with unseen clients, such as {argument('unseen', 0.1)}",
-            code="PEFLL-G123",
-        )
+        raise _too_few(where, having + but)
     return found
+
+
+def _too_few(where: object, having: str) -> TooFewUnseen:
+    error = TooFewUnseen(
+        f"{where} has {having}, but a certificate for new clients needs at least 2 with test samples; train with "
+        f"unseen clients, such as {argument('unseen', 0.1)}",
+        code="PEFLL-G123",
+    )
+    error.having = having
+    return error
 
 
 def _of_counts(counts: Mapping[str, Any]) -> UnseenFigures:

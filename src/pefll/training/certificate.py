@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pefll.core.errors import PefllError
+from pefll.core.wording import argument, counted, first_few
 from pefll.guarantees import held_out
 from pefll.guarantees.binomial import least_samples
 from pefll.guarantees.held_out import at_least, percent
 from pefll.guarantees.intervals import checked_delta, checked_share, least_clients
 from pefll.guarantees.statement import Statement
 from pefll.runs.record import CERTIFICATE, RunFolder
-from pefll.runs.unseen import UnseenFigures, unseen_figures
+from pefll.runs.unseen import TooFewUnseen, UnseenFigures, unseen_figures
 from pefll.training.meta_bounds import meta_bounds
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class Certificate:
         metric: the metric in words.
         delta: the probability with which a statement fails.
         clients: number of unseen clients that were used.
-        statements: the certificate for the mean first.
+        statements: the certificate for the mean first; without unseen clients, bounds over training alone.
         assumptions: what must be true, in sentences.
         notes: what a reader should know, in sentences.
         plan: rows with `what` is wanted and the `least` number for it.
@@ -55,8 +57,13 @@ class Certificate:
     plan: tuple[Mapping[str, Any], ...]
 
     @property
-    def headline(self) -> str:
-        """The certificate in half a sentence, for the files of personal models."""
+    def headline(self) -> str | None:
+        """The certificate in half a sentence, for the files of personal models.
+
+        None without unseen clients: bounds over training are about other networks than those of personal models.
+        """
+        if not self.clients:
+            return None
         bound, confidence = at_least(self.statements[0].bound), percent(1 - self.delta)
         return f"{self.metric} of a new client at least {bound} with confidence {confidence}"
 
@@ -109,20 +116,86 @@ def certify_summary(
         more: further statements, such as PAC-Bayes bounds.
         notes: further notes.
     """
-    delta, found = checked_delta(delta), unseen_figures(summary, where)
-    statements = held_out.mean_statements(found.values, delta, found.metric)
+    delta = checked_delta(delta)
+    held = _from_unseen(summary, where, delta, share)
+    plan = _plan(held, delta, width)
+    stored, told = _stored_statements(summary, where, delta)
+    if isinstance(held, TooFewUnseen) and told and not stored:
+        raise neither(where, held, told[0].rstrip("."))
+    return _certificate(summary, held, plan, delta, [*stored, *more], [*told, *notes])
+
+
+class FromUnseen(NamedTuple):
+    """What unseen clients say.
+
+    Attributes:
+        figures: of the unseen clients.
+        statements: the certificate for the mean first.
+        left_out: notes about statements that need more clients.
+    """
+
+    figures: UnseenFigures
+    statements: list[Statement]
+    left_out: list[str]
+
+
+def _from_unseen(
+    summary: Mapping[str, Any], where: object, delta: float, share: float | None
+) -> FromUnseen | TooFewUnseen:
+    """Return the statements from unseen clients, or why there are none. A share that is asked for needs them."""
+    if share is not None:
+        checked_share(share, "the share of clients")
+    try:
+        found = unseen_figures(summary, where)
+    except TooFewUnseen as error:
+        if share is not None:
+            raise
+        return error
     shares, left_out = _shares(found, delta, share)
-    kept = [*statements, *shares, *more]
-    run = {key: summary[key] for key in _RUN if key in summary}
+    statements = held_out.mean_statements(found.values, delta, found.metric)
+    return FromUnseen(found, [*statements, *shares], left_out)
+
+
+def _certificate(
+    summary: Mapping[str, Any],
+    held: FromUnseen | TooFewUnseen,
+    plan: Sequence[Mapping[str, Any]],
+    delta: float,
+    more: Sequence[Statement],
+    notes: Sequence[str],
+) -> Certificate:
+    """Return the certificate of statements from unseen clients and of others, of which there must be one."""
+    partition, sampling = str(summary.get("partition", "")), str(summary.get("sampling", "uniform"))
+    if isinstance(held, TooFewUnseen):
+        if not more:
+            raise held
+        metric, clients, kept = "accuracy", 0, [*more]
+        assumptions = _dealt(partition)
+        told = [
+            f"This run has {held.having}, so it has no bound from unseen clients, which needs at least 2 with test "
+            "samples. All statements are bounds over training. Personal models carry none of them."
+        ]
+    else:
+        found = held.figures
+        metric, clients, kept = found.metric, len(found.values), [*held.statements, *more]
+        assumptions = _assumptions(found, partition)
+        told = [
+            "The certificate of the mean is the betting interval, which was named before any result was seen. The "
+            "other two intervals are shown for comparison."
+        ]
+    names = {one.name for one in kept}
+    told += _confidence(names, delta)
+    if not isinstance(held, TooFewUnseen):
+        told += [*_tests(held.figures, names), *held.left_out]
     return Certificate(
-        run=run,
-        metric=found.metric,
+        run={key: summary[key] for key in _RUN if key in summary},
+        metric=metric,
         delta=delta,
-        clients=len(found.values),
+        clients=clients,
         statements=tuple(kept),
-        assumptions=tuple(_assumptions(found, str(summary.get("partition", "")))),
-        notes=(*_notes(found, delta, kept), *left_out, *notes),
-        plan=tuple(_plan(found, delta, width)),
+        assumptions=tuple(assumptions),
+        notes=(*told, *_sampling_notes(sampling, names), *notes),
+        plan=tuple(plan),
     )
 
 
@@ -134,29 +207,83 @@ def certify(
     federation: Federation | None = None,
     bounds: bool = True,
     console: Console | None = None,
+    where: object = "the run",
 ) -> Certificate:
-    """Return the certificate of a trained run, and keep it in `run.summary`; see `Run.certify`."""
+    """Return the certificate of a trained run, and keep it in `run.summary`; see `Run.certify`.
+
+    Errors call the run `where`.
+    """
     delta, summary = checked_delta(delta), dict(run.summary)
-    if federation is not None or not (summary.get("client_counts") or summary.get("client_metrics")):
-        summary |= _counts(run, federation, console)
-    unseen_figures(summary, run)  # bad input is found before bounds are computed
-    more: list[Statement] = []
     notes: list[str] = []
+    if run.config.sampling != "uniform":  # summaries of earlier versions do not say it
+        summary["sampling"] = run.config.sampling
+    others = _other_settings(run)
+    if others:
+        notes.append(f"Test figures were measured now, with {others}: those in the run's summary are of other models.")
+    figures = summary.get("num_unseen") == 0 or summary.get("client_counts") or summary.get("client_metrics")
+    if federation is not None or others or not figures:
+        summary |= _counts(run, federation, console)
+    # Bad input is found before bounds are computed, which takes minutes.
+    held = _from_unseen(summary, where, delta, share)
+    plan = _plan(held, delta, width)
+    more: list[Statement] = []
     if bounds:
         try:
-            more = _training_statements(run, delta, console, federation, notes)
+            more = meta_bounds(run, delta, console, federation, notes)
         except PefllError as error:
+            if isinstance(held, TooFewUnseen):
+                raise neither(where, held, error.args[0]) from error
             notes.append(f"There is no bound from training: {error.args[0]}.")
-    found = certify_summary(summary, run, delta, share, width, more, notes)
+    found = _certificate(summary, held, plan, delta, more, notes)
     run.summary[CERTIFICATE] = found.to_json()
     return found
 
 
-def _training_statements(
-    run: Run, delta: float, console: Console | None, federation: Federation | None, notes: list[str]
-) -> list[Statement]:
-    """Return PAC-Bayes bounds from the seen clients. `notes` gets a sentence for each bound that is left out."""
-    return meta_bounds(run, delta, console, federation, notes)
+def neither(where: object, held: TooFewUnseen, reason: str) -> PefllError:
+    """Return the error for a run with too few unseen clients, and without bounds over training for a `reason`."""
+    why = reason.partition(";")[0]
+    return PefllError(
+        f"{where} has {held.having}, and there is no bound over training: {why}; train with "
+        f"unseen clients, such as {argument('unseen', 0.1)}",
+        code="PEFLL-G128",
+    )
+
+
+def _other_settings(run: Run) -> str:
+    """Return the settings of personalisation that the run's test figures were not measured with; "" for none."""
+    measured, names = run.summary.get("settings", {}), getattr(run.method, "personal_settings", ())
+    now = {name: getattr(run.method, name) for name in names if name in measured}
+    return first_few(f"{name}={value}" for name, value in now.items() if value != measured[name])
+
+
+def _stored_statements(summary: Mapping[str, Any], where: object, delta: float) -> tuple[list[Statement], list[str]]:
+    """Return the bounds in a result file that `pefll reproduce certificates` made, with notes about them."""
+    measured = summary.get("measured")
+    stored = measured.get("certificates") if isinstance(measured, Mapping) else None
+    if stored is None:
+        return [], []
+    try:
+        made_for, found = float(stored["delta"]), [Statement.from_row(row) for row in stored["statements"]]
+        last = int(stored["points"][-1]["round"]) if stored["points"] else None
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise PefllError(
+            f"{where} is damaged: its bounds over training make no sense ({error!r}); make it again with `pefll "
+            "reproduce certificates`",
+            code="PEFLL-G127",
+        ) from error
+    if not found:
+        return [], []
+    if not math.isclose(made_for, delta):
+        return [], [
+            f"The {counted(len(found), 'bound')} over training in this file are left out, because they were made for "
+            f"δ = {made_for:g}, which {argument('delta', made_for)} asks for."
+        ]
+    after = f"after round {last:,}, the last one" if last is not None else "after the last round"
+    return found, [
+        f"The bounds over training are those that `pefll reproduce certificates` stored. They are about the networks "
+        f"{after}, and those called query about networks near the prior. The test figures of unseen clients are those "
+        "of the best round."
+    ]
 
 
 def _counts(run: Run, federation: Federation | None, console: Console | None) -> dict[str, Any]:
@@ -200,18 +327,13 @@ def _shares(found: UnseenFigures, delta: float, share: float | None) -> tuple[li
 
 def _assumptions(found: UnseenFigures, partition: str) -> list[str]:
     """Return what the statements from unseen clients assume."""
-    kind = partition.partition(" ")[0]
     same = [
         "New clients come from the environment that the unseen clients are an independent random sample of.",
         "Nothing was chosen with the unseen clients: neither the round, which seen clients choose, nor the settings.",
         "A client's test samples were used for nothing else, so its descriptor is made from other samples.",
+        *_dealt(partition),
     ]
-    if kind in ("by-class", "dirichlet"):
-        same.append(
-            f"The partition ({partition}) deals one pool of samples out to all clients, so clients are only nearly "
-            "independent. The statements take them as independent; they say nothing about other samples of the pool."
-        )
-    elif kind == "natural":
+    if partition.partition(" ")[0] == "natural":
         same.append("Unseen clients were chosen at random among the clients of the data, which is a finite population.")
     if found.left_out:
         same.append(
@@ -220,31 +342,72 @@ def _assumptions(found: UnseenFigures, partition: str) -> list[str]:
     return same
 
 
-def _notes(found: UnseenFigures, delta: float, statements: Sequence[Statement]) -> list[str]:
-    names = {one.name for one in statements}
+def _dealt(partition: str) -> list[str]:
+    """Return what a partition of one pool of samples means for statements that take clients as independent."""
+    kind = partition.partition(" ")[0]
+    others = "The statements take clients as independent; they say nothing about other samples of the pool."
+    if kind == "by-class":
+        return [
+            f"The partition ({partition}) deals classes and samples out to all clients. A client's classes are a "
+            "random set, but all classes get equally many clients, so the clients are not independent. "
+            f"{others}"
+        ]
+    if kind == "dirichlet":
+        return [
+            f"The partition ({partition}) deals one pool of samples out to all clients, so clients are only nearly "
+            f"independent: their class proportions are independent, their samples are not. {others}"
+        ]
+    return []
+
+
+def _confidence(names: set[str], delta: float) -> list[str]:
+    """Return a note about the confidence of all statements together; none for a single statement."""
     # Two intervals are not used, and all query bounds hold together with one δ.
     used = len(names - {"mean-bernstein", "mean-hoeffding"} - {name for name in names if name.startswith("query")})
     used += any(name.startswith("query") for name in names)
-    joint = max(0.0, 1 - used * delta)
-    notes = [
-        "The certificate of the mean is the betting interval, which was named before any result was seen. The other "
-        "two intervals are shown for comparison.",
+    if used < 2:
+        return []
+    joint, but = percent(max(0.0, 1 - used * delta)), " but the two for comparison" if "mean-betting" in names else ""
+    return [
+        f"Each line holds with confidence {percent(1 - delta)}. All lines{but} hold together with confidence {joint} "
+        "at least."
     ]
-    if used > 1:
-        notes.append(
-            f"Each line holds with confidence {percent(1 - delta)}. All lines but the two for comparison hold together "
-            f"with confidence {percent(joint)} at least."
+
+
+def _tests(found: UnseenFigures, names: set[str]) -> list[str]:
+    """Return a note about the test samples of unseen clients, if a statement is about as many."""
+    if "share-measured" not in names:
+        return []
+    low, high = min(found.samples), max(found.samples)
+    tests = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return [f"The unseen clients have {tests} test samples each."]
+
+
+def _sampling_notes(sampling: str, names: set[str]) -> list[str]:
+    """Return what the choice of the clients of a round means for the statements; nothing for a uniform choice."""
+    if sampling == "uniform":
+        return []
+    if sampling != "samples":
+        return [
+            f"Training chose clients by a function ({sampling}). The statements assume that it knows nothing about "
+            "unseen clients, and in the prior's rounds nothing about the clients of the bounds."
+        ]
+    note = (
+        "Training drew clients in proportion to their numbers of samples. In every statement each client counts once, "
+        "so a new client is not one drawn by its size."
+    )
+    if any(name.startswith(("query", "prior")) for name in names):
+        note += " The prior's clients were chosen at random without regard to size, so its bounds hold as they are."
+    if any(name.startswith("theorem-3.2-unequal") for name in names):
+        note += (
+            " Theorem 3.2 leaves out the client whose descriptor standardises the others. Here it was drawn by its "
+            "size, so the clients that are left are not quite a random sample: large ones are a little rarer."
         )
-    if "share-measured" in names:
-        low, high = min(found.samples), max(found.samples)
-        tests = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        notes.append(f"The unseen clients have {tests} test samples each.")
-    return notes
+    return [note]
 
 
-def _plan(found: UnseenFigures, delta: float, width: float) -> list[dict[str, Any]]:
+def _plan(held: FromUnseen | TooFewUnseen, delta: float, width: float) -> list[dict[str, Any]]:
     """Return the least numbers of clients and samples for wanted bounds."""
-    mean = float(np.mean(found.values))
     rows: list[dict[str, Any]] = [
         {
             "what": f"Unseen clients whose mean is within {100 * MARGIN:g} points, by Hoeffding",
@@ -255,7 +418,10 @@ def _plan(found: UnseenFigures, delta: float, width: float) -> list[dict[str, An
             "least": least_samples(width, delta),
         },
     ]
-    if found.correct is not None and 0 < mean < 1:
+    if isinstance(held, TooFewUnseen) or held.figures.correct is None:
+        return rows
+    mean = float(np.mean(held.figures.values))
+    if 0 < mean < 1:
         known = percent(round(mean, 3))
         rows.append(
             {"what": f"Such samples if {known} of them are correct", "least": least_samples(width, delta, mean)}

@@ -11,6 +11,7 @@ from rich.console import Console
 from pefll.core.errors import PefllError
 from pefll.core.progress import monitor
 from pefll.core.tree import map_tree
+from pefll.core.wording import counted
 from pefll.data.federation import Federation
 from pefll.data.samples import TEST, TRAIN
 from pefll.engines.cohort import sampled
@@ -82,6 +83,12 @@ def meta_bounds(
 
         server = on_device(run.server)
         bench = PosteriorLosses(engine, method, server, config.seed, advance)
+        if method.refine_steps:
+            told.append(
+                "Theorem 3.2, also with a prior from other clients, is about models as the hypernetwork makes them. "
+                f"It says nothing about the {counted(method.refine_steps, 'refining step')} after which each client "
+                "uses its model here."
+            )
         found = theorem_bounds(bench, config, data, server, delta, told)
         if run.prior is None:
             told.append(NO_PRIOR)
@@ -147,7 +154,7 @@ def theorem_bounds(
     try:
         check_equal(data, clients)
     except PefllError as unequal:
-        notes.append(f"{unequal.args[0][0].upper()}{unequal.args[0][1:]}.")
+        notes.append(f"{unequal.args[0].partition(';')[0]}. So the version for unequal numbers is shown.")
         name, title = "theorem-3.2-unequal", "Theorem 3.2 for unequal numbers of samples"
     eta = bench.method.serving(server)
     centres = Centres(None, zero_model(bench.method, eta.hypernetwork))

@@ -16,7 +16,7 @@ import numpy as np
 
 from pefll.guarantees import pac_bayes
 from pefll.guarantees.intervals import betting_lower
-from pefll.guarantees.statement import Statement
+from pefll.guarantees.statement import Statement, rounded_up
 from pefll.methods.pefll import Eta, PeFLL
 from pefll.training.posterior_losses import Ids, PosteriorLosses, number_of_draws
 from pefll.training.sampled_networks import (
@@ -162,19 +162,20 @@ def _statement(
     problem: QueryProblem, name: str, title: str, measured: float, bound: float, who: str, terms: dict[str, float]
 ) -> Statement:
     refined = " after each client has refined its model" if problem.bench.method.refine_steps else ""
-    return Statement(
+    found = Statement(
         name=name,
         title=title,
         measured=measured,
         bound=bound,
         lower=False,
         confidence=1 - problem.delta,
-        promise=f"{who} make models whose expected error on a new client is at most {bound:.3g}{refined}.",
+        promise=f"{who} make models whose expected error on a new client is at most {rounded_up(bound)}{refined}.",
         assumes="Clients are independent draws from one environment, and noise is drawn anew for each. The clients of "
         "the bound had no influence on the prior, and their test samples none on anything. All bounds called query "
         "hold together.",
         terms=terms,
     )
+    return found._replace(promise=f"{found.promise} This says nothing.") if found.vacuous else found
 
 
 def without_influence(prior: Ids, num_seen: int) -> Ids:

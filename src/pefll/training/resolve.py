@@ -19,8 +19,9 @@ from pefll.engines.cohort import Engine
 from pefll.engines.hardware import TO_READ, Hardware, check_memory, device_name, pick_hardware, pick_precision
 from pefll.engines.mapping import check_task_mapped
 from pefll.engines.round_plan import UNIFORM, PriorPhase, RoundPlan, checked_sampling, parse_sampling, uniformly
-from pefll.methods import build_method, settings_for, with_networks
+from pefll.methods import build_method, method_class, settings_for, with_networks
 from pefll.methods.contract import Method
+from pefll.methods.pefll import PeFLL
 from pefll.models.own import own_networks, probe
 from pefll.models.spec import ModelSpec
 from pefll.runs.checkpoint import Checkpoint
@@ -29,7 +30,7 @@ from pefll.runs.config import Config
 from pefll.runs.fingerprints import Fingerprints, some_of
 from pefll.runs.problem import describe_problem
 from pefll.runs.record import RunFolder
-from pefll.tasks import Task
+from pefll.tasks import Classification, Task
 from pefll.tasks.checking import probe as probe_of_task
 from pefll.tasks.names import asked_text, resolve_task
 
@@ -155,6 +156,7 @@ def resolve(
     config, settings = dataclasses.replace(config, settings=config.settings | chosen), settings | chosen
     c = clients_per_round(config, federation)
     if config.prior_clients or config.prior_rounds:
+        check_prior_is_used(config, task)
         config = with_prior_rounds(config, federation, c, started)
     # Checked first, so that another run's folder is refused at once. `claimed` checks again when it has the lock.
     check_claim(folder, config, model_spec)
@@ -271,6 +273,25 @@ def _check_rates(config: Config, plan: RoundPlan, method: Method[Any]) -> None:
                 f"{argument(name)}",
                 code="PEFLL-S550",
             )
+
+
+def check_prior_is_used(config: Config, task: Task) -> None:
+    """Raise PefllError if a run asks for a prior, but its method or task has no bound that could use one."""
+    if not config.prior_clients:
+        return
+    given, kind = argument("prior_clients", config.prior_clients), method_class(config.method)
+    if not (isinstance(kind, type) and issubclass(kind, PeFLL)):
+        raise PefllError(
+            f"{given} makes a prior for bounds of pefll, pefll-prior and pefll-plus, which {config.method} cannot use; "
+            f"leave it out, or train one of these methods",
+            code="PEFLL-T214",
+        )
+    if not isinstance(task, Classification):
+        raise PefllError(
+            f"{given} makes a prior for bounds on a share of wrong predictions, which the task "
+            f"{type(task).__name__} does not have; leave it out, or train a classification",
+            code="PEFLL-T215",
+        )
 
 
 def with_prior_rounds(config: Config, federation: Federation, c: int, started: Config | None) -> Config:

@@ -262,8 +262,9 @@ class Run:
             share: the share of new clients in statements about quantiles. None for 0.9, or for none of these
                 statements if there are too few unseen clients.
             width: the width of a client's own interval, for the least number of samples.
-            federation: other data to measure on, as in `evaluate`; None for the test figures in `summary`.
-            bounds: whether PAC-Bayes bounds are computed, too.
+            federation: other data to measure on, as in `evaluate`; None for the test figures in `summary`. If these are
+                of other personal settings than the run's, see `with_settings`, they are measured again.
+            bounds: whether PAC-Bayes bounds are computed, too. Without unseen clients, they are all there is.
             console: shows progress; None for silence.
         """
         from pefll.training.certificate import certify

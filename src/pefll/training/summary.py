@@ -127,6 +127,7 @@ def summary_of(
         **({"stopped": _stopped(run, progress)} if progress.round < config.rounds else {}),
         "clients_per_round": c,
         **({"prior_clients": config.prior_clients} if config.prior_clients else {}),
+        **({"sampling": config.sampling} if config.sampling != "uniform" else {}),
         "local_steps": steps,
         "seed": config.seed,
         "engine": engine.name,

@@ -15,7 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.data.federation import Federation
 from pefll.data.samples import TRAIN
 from pefll.guarantees import pac_bayes
-from pefll.guarantees.statement import Statement
+from pefll.guarantees.statement import Statement, rounded_up
 from pefll.methods.pefll import Eta, PeFLL
 from pefll.training.posterior_losses import Floats, Ids, PosteriorLosses, TrainLosses, number_of_draws
 from pefll.training.sampled_networks import Posterior, every_part, squared_distances
@@ -185,11 +185,8 @@ def theorem_statement(
         bound = min(bound, pac_bayes.client_bound(min(1.0, loss_bound + second), kls, clients, mine / 2))
     name, title = names
     kind = "error" if loss == "zero_one" else "cross-entropy, scaled to be at most 1,"
-    promise = f"Models from randomised networks have an expected {kind} of at most {bound:.3g} on a new client."
-    if bound >= 1:
-        cause = max(parts, key=lambda part: parts[part])
-        promise += f" This says nothing: {cause} costs {parts[cause]:.3g}."
-    return Statement(
+    promise = f"Models from randomised networks have an expected {kind} of at most {rounded_up(bound)} on a new client."
+    statement = Statement(
         name=name,
         title=title,
         measured=measured,
@@ -217,6 +214,10 @@ def theorem_statement(
             "grid": cells,
         },
     )
+    if statement.vacuous:
+        cause = max(parts, key=lambda part: parts[part])
+        statement = statement._replace(promise=f"{promise} This says nothing: {cause} costs {parts[cause]:.3g}.")
+    return statement
 
 
 def check_equal(federation: Federation, clients: Ids) -> None:
