@@ -353,9 +353,9 @@ def test_there_is_no_star_where_none_can_be_significant(make_run: MakeRun, tmp_p
     assert (
         "*: behind the best, p < 0.05 in a two-sided paired sign-flip test. Its unit is a client, averaged over the "
         "seeds that both rows have: 6 seen clients, 2 seeds. It does not cover the randomness of training, and is not "
-        "corrected for several comparisons. The test needs 6 clients, so there is none of unseen clients."
+        "corrected for several comparisons. The test needs 6 clients, so that unseen clients have none."
     ) in found.note
-    assert r"$^*$: behind the best, $p <$ 0.05 in a two-sided" in found.latex()
+    assert r"$^*$: behind the best, $p < 0.05$ in a two-sided" in found.latex()
     records = {(one["method"], one["clients"]): one for one in found.records()}
     assert (records["fedavg", "seen"]["test_clients"], records["fedavg", "seen"]["test_seeds"]) == (6, 2)
     assert math.isnan(records["fedavg", "unseen"]["low"]), "five clients have no interval"

@@ -175,7 +175,7 @@ class ComparisonTable:
             )
         few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
         if few:
-            found.append(f"The test needs {LEAST_CLIENTS} clients, so there is none of {first_few(few)} clients.")
+            found.append(f"The test needs {LEAST_CLIENTS} clients, so that {first_few(few)} clients have none.")
         return found
 
     @property

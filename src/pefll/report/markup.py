@@ -36,10 +36,8 @@ def latex(text: str) -> str:
 
 def latex_note(text: str) -> str:
     """Return a note below a table as LaTeX: with its star, and its variables in italics."""
-    text = latex(text)
-    for plain, marked in (("*: ", "$^*$: "), (r"p \textless{} ", "$p <$ "), ("over n seeds", "over $n$ seeds")):
-        text = text.replace(plain, marked)
-    return text
+    text = latex(text).replace("*: ", "$^*$: ").replace("over n seeds", "over $n$ seeds")
+    return re.sub(r"\bp \\textless\{\} ([0-9.]+)", r"$p < \1$", text)
 
 
 def _on_one_line(text: str) -> str:
