@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import statistics
 
@@ -8,7 +9,7 @@ import pytest
 
 from pefll.core.errors import PefllError
 from pefll.report.groups import group_runs, labels_of
-from pefll.report.runs import mean_and_std, number, read_run, read_runs
+from pefll.report.runs import StoredRun, mean_and_std, number, read_run, read_runs
 
 from .conftest import MakeRun
 
@@ -158,6 +159,25 @@ def test_a_name_has_every_setting_that_differs_and_is_no_default(make_run: MakeR
         "pefll partition by-class 5",
     ]
     assert labels_of(read_runs(folders[:1])) == ["fedavg"]
+
+
+def test_a_default_that_was_given_is_no_difference(make_run: MakeRun) -> None:
+    """`--set local_steps=50` was a row of its own beside the default, which is 50."""
+
+    def made(name: str, size: int, given: bool, seed: int, data: str = "cifar10") -> StoredRun:
+        asked = {"data": data, "data_sha256": f"{data} {seed}"}
+        settings = {"size": size}
+        folder = make_run(name, seed=seed, asked=asked, dataset=data, settings=settings if given else None)
+        summary = json.loads(folder.summary_file.read_text())
+        folder.summary_file.write_text(json.dumps(summary | {"settings": settings}))
+        return read_run(folder)
+
+    runs = [made("a", 10, False, 0), made("b", 10, True, 1)]
+    assert [(group.label, len(group.runs)) for group in group_runs(runs)] == [("pefll", 2)]
+    # The default of other data is none here.
+    runs += [made("c", 62, True, 2), made("d", 62, False, 0, "cifar100")]
+    groups = group_runs(runs, name_data=False)
+    assert [(group.label, len(group.runs)) for group in groups] == [("pefll", 2), ("pefll size 62", 1), ("pefll", 1)]
 
 
 def test_what_an_unfinished_run_does_not_know_is_no_difference(make_run: MakeRun) -> None:

@@ -179,28 +179,34 @@ def _hyperparameters(run: StoredRun) -> dict[str, Any]:
 def _identities(runs: Sequence[StoredRun]) -> list[str]:
     """Return a text for each run that others have, too, if they differ only by seed."""
     found = []
-    for run, usual in zip(runs, _usual(runs), strict=True):
+    for run in runs:
         from_summary: list[str] = []
         if run.config.get("data", "arrays") == "arrays":
             # The config does not name data that was given in Python; the summary does.
             from_summary = [run.text(key) for key in ("method", "dataset", "partition", "num_clients", "num_seen")]
-        unusual = {key: value for key, value in _hyperparameters(run).items() if usual.get(key, _UNKNOWN) != value}
-        found.append(json.dumps([from_summary, _settings(run), unusual], sort_keys=True, default=str))
-    return found
+        found.append(json.dumps([from_summary, _settings(run)], sort_keys=True, default=str))
+    # A hyper-parameter that was given may be the default.
+    unusual = [
+        {key: value for key, value in _hyperparameters(run).items() if usual.get(key, _UNKNOWN) != value}
+        for run, usual in zip(runs, _usual(runs, found), strict=True)
+    ]
+    return [text + json.dumps(one, sort_keys=True, default=str) for text, one in zip(found, unusual, strict=True)]
 
 
 _UNKNOWN = object()
 
 
-def _usual(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
-    """Return the defaults of each run's method, as far as runs that were not given a hyper-parameter show them."""
+def _usual(runs: Sequence[StoredRun], kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the default hyper-parameters of each run, as far as runs of its kind that were not given them show them.
+
+    Some defaults depend on the data, so that `kinds` tell data apart.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        given = _hyperparameters(run)
-        of_method = found.setdefault(run.text("method"), {})
-        every = _all_hyperparameters(run).items()
-        of_method |= {key: value for key, value in every if key not in given and not _is_network(value)}
-    return [found[run.text("method")] for run in runs]
+    for run, kind in zip(runs, kinds, strict=True):
+        given, every = _hyperparameters(run), _all_hyperparameters(run).items()
+        usual = {key: value for key, value in every if key not in given and not _is_network(value)}
+        found.setdefault(kind, {}).update(usual)
+    return [found[kind] for kind in kinds]
 
 
 def _labels(runs: Sequence[StoredRun], name_data: bool) -> list[str]:
@@ -254,7 +260,7 @@ def _settings_labels(runs: Sequence[StoredRun], name_data: bool) -> list[str]:
     add(shared, everybody)
     if name_data:
         add([_said(_of_data(run), DEFAULTS) for run in runs], datasets)
-    add(_given_hyperparameters(runs), methods)
+    add(_given_hyperparameters(runs, datasets), methods)
     return [
         " ".join(filter(None, (_named(method), ", ".join(parts)))) for method, parts in zip(methods, found, strict=True)
     ]
@@ -302,19 +308,20 @@ def _resolved(runs: Sequence[StoredRun], key: str, settings: Sequence[str]) -> l
     ]
 
 
-def _given_hyperparameters(runs: Sequence[StoredRun]) -> list[dict[str, _Setting]]:
+def _given_hyperparameters(runs: Sequence[StoredRun], datasets: Sequence[str]) -> list[dict[str, _Setting]]:
     """Return the hyper-parameters of each run that another run of its method was given.
 
     The summary has all hyper-parameters, the config only those that were given, and no networks that were given in
     Python. A run that was not given one has its default.
     """
     given = [_hyperparameters(run) | _networks(run) for run in runs]
+    kinds = [json.dumps([run.text("method"), dataset]) for run, dataset in zip(runs, datasets, strict=True)]
     found = []
-    for run, mine, usual in zip(runs, given, _usual(runs), strict=True):
+    for run, mine, usual in zip(runs, given, _usual(runs, kinds), strict=True):
         same = [one for other, one in zip(runs, given, strict=True) if other.text("method") == run.text("method")]
         keys = {key for one in same for key in one}
         every = {key: value for key, value in _all_hyperparameters(run).items() if key in keys}
-        found.append(_said(every | mine, usual))
+        found.append(_said(every | mine, usual | {key: value for key, value in every.items() if key not in mine}))
     return found
 
 
