@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sqlite3
 import struct
@@ -19,61 +20,84 @@ import pefll
 from pefll.core.errors import PefllError
 from pefll.training.loggers import LOGGERS, loggers_of
 from tests.federations import flat, ragged
+from tests.trackers import Tracker
 
 QUICK = {"rounds": 4, "eval_every": 2, "clients_per_round": 2, "local_steps": 1, "processes": 1, "device": "cpu"}
 KINDS = {"trackio": pefll.Trackio, "wandb": pefll.WandB}
 
 
-class Tracked:
-    """A run of a tracker."""
-
-    def __init__(self, given: dict, fails: int) -> None:
-        self.given, self.fails, self.logged, self.finished = given, fails, [], False
-
-    def log(self, figures, step):
-        if step >= self.fails:
-            raise OSError("no space left")
-        self.logged.append((step, figures))
-
-    def finish(self):
-        self.finished = True
-
-
 @pytest.fixture(params=KINDS)
 def tracker(request, monkeypatch):
-    """A stand-in for a tracker's package: its runs, and the round from which it fails."""
-    module = ModuleType(request.param)
-    module.runs, module.fails = [], 99
-    module.init = lambda **given: module.runs.append(Tracked(given, module.fails)) or module.runs[-1]
+    """A stand-in for a tracker's package."""
+    module = Tracker(request.param)
     monkeypatch.setitem(sys.modules, request.param, module)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     return module
 
 
-def test_a_tracker_is_given_settings_and_figures(tracker, tmp_path):
+def test_a_tracker_is_given_settings_and_figures(tracker, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     kind = KINDS[tracker.__name__]
-    runs = pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], out=tmp_path, callbacks=[kind("mine")], **QUICK)
-    assert len(tracker.runs) == 2
-    for seed, (tracked, run) in enumerate(zip(tracker.runs, runs, strict=True)):
-        assert [step for step, _ in tracked.logged] == [2, 4]
-        assert tracked.logged[-1][1]["validation/seen/loss"] == run.history[-1]["seen"]["loss"]
-        assert tracked.given["project"] == "mine"
-        assert tracked.given["name"].startswith(f"fedavg seed {seed} ")
-        assert (tracked.given["config"]["seed"], tracked.given["config"]["settings/local_steps"]) == (seed, 1)
-        assert tracked.given["resume"] == "allow"
-        assert tracked.finished
+    # Both runs train at once, and opening the second one must not end the first.
+    runs = pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], out="runs", callbacks=[kind("mine")], **QUICK)
+    assert len(tracker.store) == 2
+    for seed, (kept, run) in enumerate(zip(tracker.store.values(), runs, strict=True)):
+        assert list(kept.rows) == [2, 4]
+        figures = {f"validation/seen/{name}": value for name, value in run.history[-1]["seen"].items()}
+        assert {name: value for name, value in kept.rows[4].items() if "/seen/" in name} == figures
+        (given,) = kept.given
+        assert given["project"] == "mine"
+        assert given["name"].startswith(f"fedavg seed {seed} ")
+        assert (given["config"]["seed"], given["config"]["settings/local_steps"]) == (seed, 1)
+        assert not any(isinstance(value, dict) for value in given["config"].values()), "a flat table"
+        assert given["resume"] == "allow"
+        assert kept.finished == 1
         if tracker.__name__ == "wandb":
-            assert (tracked.given["mode"], tracked.given["dir"]) == ("offline", str(tmp_path / f"seed-{seed}"))
-    pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], out=tmp_path, callbacks=[kind("mine")], **QUICK | {"rounds": 6})
-    assert [one.given["name"] for one in tracker.runs[2:]] == [one.given["name"] for one in tracker.runs[:2]]
+            place = str(tmp_path / "runs" / f"seed-{seed}")
+            assert (given["mode"], given["dir"], given["reinit"]) == ("offline", place, "create_new")
 
 
-def test_a_logger_that_fails_later_does_not_end_the_run(tracker):
+def test_a_resumed_run_goes_on_in_the_tracker(tracker, tmp_path):
+    kind = KINDS[tracker.__name__]
+    for rounds in (4, 8):
+        settings = QUICK | {"rounds": rounds, "out": tmp_path}
+        runs = pefll.fit_seeds(ragged(), "fedavg", seeds=[0, 1], callbacks=[kind("mine")], **settings)
+    assert len(tracker.store) == 2
+    for kept, run in zip(tracker.store.values(), runs, strict=True):
+        assert [given["name"] for given in kept.given] == [kept.given[0]["name"]] * 2
+        assert kept.finished == 2
+        wanted = {row["round"]: row["unseen"]["loss"] for row in run.history}
+        assert list(wanted) == [2, 4, 6, 8]
+        assert {step: figures["validation/unseen/loss"] for step, figures in kept.rows.items()} == wanted
+
+
+def test_a_run_without_a_folder_is_a_run_of_its_own(tracker):
+    for _ in range(2):
+        pefll.fit(ragged(), "fedavg", callbacks=[KINDS[tracker.__name__]()], **QUICK)
+    assert [list(kept.rows) for kept in tracker.store.values()] == [[2, 4], [2, 4]]
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_a_logger_that_fails_later_does_not_end_the_run(tracker, tmp_path, out):
     tracker.fails = 4
+    folder = {"out": tmp_path / "run"} if out else {}
     with pytest.warns(UserWarning, match=r"stopped after round 4, and the run goes on: OSError: no space left"):
-        run = pefll.fit(ragged(), "fedavg", callbacks=[KINDS[tracker.__name__]()], **QUICK | {"rounds": 6})
-    assert [step for step, _ in tracker.runs[0].logged] == [2]
+        run = pefll.fit(ragged(), "fedavg", callbacks=[KINDS[tracker.__name__]()], **QUICK | {"rounds": 6} | folder)
+    (kept,) = tracker.store.values()
+    assert list(kept.rows) == [2]
     assert torch.equal(flat(run.final), flat(pefll.fit(ragged(), "fedavg", **QUICK | {"rounds": 6}).final))
+    if out:  # with space on the disk again, the resumed run goes on with the same run of the tracker
+        tracker.fails = 99
+        pefll.fit(ragged(), "fedavg", callbacks=[KINDS[tracker.__name__]()], **QUICK | {"rounds": 8} | folder)
+        (kept,) = tracker.store.values()
+        assert list(kept.rows) == [2, 8]
+
+
+def test_a_logger_that_cannot_finish_does_not_end_the_run(tracker):
+    tracker.fails_to_finish = True
+    with pytest.warns(UserWarning, match=r"stopped after round 4, and the run goes on: OSError: the server is gone"):
+        run = pefll.fit(ragged(), "fedavg", callbacks=[KINDS[tracker.__name__]()], **QUICK)
+    assert run.summary["rounds"] == 4
 
 
 def test_a_logger_that_cannot_begin_is_a_sentence(tracker):
@@ -83,6 +107,13 @@ def test_a_logger_that_cannot_begin_is_a_sentence(tracker):
     tracker.init = refuse
     with pytest.raises(PefllError, match=r"failed in on_start: .*no such project.*PEFLL-T550"):
         pefll.fit(ragged(), "fedavg", callbacks=[KINDS[tracker.__name__]()], **QUICK)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_stand_in_has_the_keywords_of_the_real_package(name):
+    real = pytest.importorskip(name, reason=f"{name} is not installed: pip install 'pefll[{name}]' runs this test")
+    given = set(inspect.signature(Tracker(name).init).parameters)
+    assert given <= set(inspect.signature(real.init).parameters)
 
 
 def test_names_of_loggers(monkeypatch):

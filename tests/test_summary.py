@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import pefll
 from pefll.backend.native import compiler, pooled
 from pefll.core.errors import PefllError
 from pefll.engines.workers import can_fork
@@ -89,3 +91,22 @@ def test_the_commit_is_recorded(monkeypatch, tmp_path):
     monkeypatch.delenv("PEFLL_COMMIT")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert commit() == ""
+
+
+def doubled(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.nn.functional.cross_entropy(output, y, reduction="none")
+
+
+def test_a_summary_names_code_that_was_given_in_python():
+    """It was `<in-Python>`, also in tables."""
+    top2 = pefll.Metric("top2", lambda output, y: (output.topk(2).indices == y[:, None]).any(dim=1).float())
+    named = {
+        functools.partial(doubled): "<doubled>",
+        torch.nn.CrossEntropyLoss(reduction="none"): "<CrossEntropyLoss>",
+        (lambda output, y: doubled(output, y)): "<lambda>",
+        doubled: "tests.test_summary:doubled",
+    }
+    usual = {"rounds": 1, "clients_per_round": 2, "local_steps": 1}
+    for loss, name in named.items():
+        run = pefll.fit(ragged(), "fedavg", task=pefll.Classification(own_loss=loss, extra=(top2, "auc")), **usual)
+        assert run.summary["task"] == f"classification own_loss={name} extra=<top2>,auc"

@@ -60,3 +60,21 @@ def test_without_the_package_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(PefllError, match=r"pip install tensorboard \[PEFLL-T130\]"):
         pefll.TensorBoard()
+
+
+def test_a_full_disk_ends_the_events_but_not_the_run(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    add = SummaryWriter.add_scalar
+
+    def fail_later(self, tag, scalar_value, global_step=None, **more):
+        if global_step > 2:
+            raise OSError(28, "No space left on device")
+        return add(self, tag, scalar_value, global_step, **more)
+
+    monkeypatch.setattr(SummaryWriter, "add_scalar", fail_later)
+    with pytest.warns(UserWarning, match=r"TensorBoard stopped after round 4, and the run goes on: .*No space left"):
+        run = pefll.fit(ragged(), "fedavg", out=tmp_path, callbacks=[pefll.TensorBoard()], **QUICK | {"rounds": 6})
+    assert [row["round"] for row in run.history] == [2, 4, 6]
+    assert [step for step, _ in scalars(tmp_path)["validation/seen/loss"]] == [2]

@@ -8,9 +8,11 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pefll.cli.console import out
+from pefll.data import federation_from_arrays
 from pefll.experiments import costs
 from pefll.training import fitting, run
 from tests.cli.conftest import DIGITS
@@ -200,6 +202,32 @@ def test_what_a_new_client_pays(pefll, refused, labelled, tmp_path):
     assert "PEFLL-X002" in refused("cost", tmp_path / "no.json")
     (fedavg / "summary.json").unlink()
     assert "PEFLL-X001" in refused("cost", fedavg)
+
+
+def test_what_a_new_client_pays_for_other_tasks(pefll, refused, tmp_path):
+    """`pefll cost` and `pefll results add` ended with a KeyError."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 4)).astype(np.float32)
+    own = {"client": np.repeat(np.arange(12), 20), "x": x}
+    np.savez(tmp_path / "numbers.npz", y=x @ np.arange(4, dtype=np.float32), **own)
+    np.savez(tmp_path / "sets.npz", y=x[:, :3] > 0, **own)
+    short = ["--rounds", "2", "--eval-every", "1", "--method", "fedavg", "--processes", "1"]
+    for name in ("numbers", "sets"):
+        assert pefll("train", "--data", tmp_path / f"{name}.npz", *short, "--out", tmp_path / name).code == 0
+    runs = [tmp_path / "numbers", tmp_path / "sets"]
+    assert pefll("results", "add", *runs, "--to", tmp_path / "results").code == 0
+    for number, sources in enumerate((runs, [tmp_path / "results"])):
+        said = pefll("cost", *sources, "--out", tmp_path / f"cost{number}")
+        assert said.code == 0, said.err
+        table = (tmp_path / f"cost{number}.md").read_text()
+        assert "| method | unseen, rmse | exchanges |" in table
+        assert "| method | unseen, micro F1, % | exchanges |" in table
+    assert "| seen, rmse | unseen, rmse |" in pefll("results", "table", tmp_path / "results").out
+    federation = federation_from_arrays(x, x[:, 0], np.repeat(np.arange(12), 20), unseen=0.25)
+    fitting.fit(federation, "fedavg", rounds=1, local_steps=1, clients_per_round=2, out=tmp_path / "python")
+    assert pefll("results", "add", tmp_path / "python", "--to", tmp_path / "other").code == 0
+    for source in (tmp_path / "python", tmp_path / "other"):
+        refused("cost", source, match=r"data that was given in Python.*PEFLL-X019")
 
 
 def trained_beside(pefll, tmp_path) -> Path:

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import shlex
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import pefll
 from pefll.core.errors import PefllError
-from pefll.experiments.results import collect, markdown_table, read_results
+from pefll.experiments.results import collect, file_name, markdown_table, read_results
+from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 from pefll.training.fitting import fit
 from tests.federations import ragged
+
+COMMITTED = Path(__file__).parents[2] / "results"
 
 
 def result(seed: int, seen: float, unseen: float, dataset: str = "cifar10") -> dict:
@@ -82,8 +90,8 @@ def test_results_from_before_a_hyper_parameter_count_as_the_same(tmp_path):
     assert collect(RunFolder(out), tmp_path / "results") == path
     assert json.loads(path.read_text()) == new
     other = new | {"settings": new["settings"] | {"new_lr": 0.03}}
-    assert len(markdown_table([old, new]).splitlines()) == 3
-    assert len(markdown_table([old, other]).splitlines()) == 4
+    assert len(markdown_table([old, new | {"seed": 1}]).splitlines()) == 3
+    assert len(markdown_table([old, other | {"seed": 1}]).splitlines()) == 4
 
 
 def test_an_unfinished_run_is_not_a_result(tmp_path):
@@ -130,3 +138,117 @@ def test_a_run_without_rounds_takes_the_time_of_its_test():
     local = result(0, 0.5, 0.4) | {"rounds": 0, "train_seconds": 0.0, "eval_seconds": 0.0, "test_seconds": 7.0}
     rows = markdown_table([local, result(0, 0.6, 0.5) | {"rounds": 9, "test_seconds": 7.0}]).splitlines()[2:]
     assert sorted(row.split(" | ")[-2] for row in rows) == ["12", "7"]
+
+
+def asked(result: dict) -> Config:
+    """The settings in the command of a result."""
+    words = shlex.split(result["command"])[2:]
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    types = {each.name: type(each.default) for each in dataclasses.fields(Config)}
+    names = [(name[2:].replace("-", "_"), value) for name, value in pairs if name != "--set"]
+    given = [value.partition("=") for name, value in pairs if name == "--set"]
+    settings = {name: type(result["settings"][name])(value) for name, _, value in given}
+    return Config(settings=settings, **{name: types[name](value) for name, value in names})
+
+
+def test_names_of_committed_results_are_unchanged():
+    found = {path: json.loads(path.read_text()) for path in COMMITTED.glob("*.json")}
+    results = {path: one for path, one in found.items() if isinstance(one, dict) and "accuracy" in one}
+    assert len(results) > 400
+    assert {path.stem for path in results} == {file_name(asked(one), one) for one in results.values()}
+    for path, one in results.items():
+        assert path.stem == file_name(asked(one), one)
+
+
+# One setting each that the file's name, the place or the row did not have.
+OTHERS = {
+    "the run": {},
+    "schedule": {"lr_schedule": "cosine"},
+    "schedule of one's own": {"lr_schedule": lambda t: 0.5},
+    "another schedule of the same name": {"lr_schedule": lambda t: 0.25},
+    "sampling": {"sampling": "samples"},
+    "loss": {"task": "classification label_smoothing=0.1"},
+    "loss of one's own": {"task": pefll.Classification(own_loss=lambda o, y: o.logsumexp(1) - o[:, 0])},
+    "another one": {"task": pefll.Classification(own_loss=lambda o, y: o.logsumexp(1) - 2 * o[:, 0])},
+    "evaluations": {"eval_every": 1},
+    "model": {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3, bias=False))},
+    "rounds": {"rounds": 3},
+}
+
+
+def test_runs_that_differ_by_more_than_the_seed_have_other_places_and_rows(tmp_path):
+    """`results add` wrote over the first run, and `results table` had the mean of different experiments."""
+    usual = {"rounds": 2, "eval_every": 2, "local_steps": 1, "clients_per_round": 2, "device": "cpu"}
+    federation, target = ragged(), tmp_path / "results"
+    places = {}
+    for name, other in OTHERS.items():
+        for seed in (0, 1):
+            fit(federation, "fedavg", **usual | other, seed=seed, out=tmp_path / name / str(seed))
+            places[name, seed] = collect(RunFolder(tmp_path / name / str(seed)), target)
+    x = federation.x.clone()
+    x[0] += 1  # data of the same name
+    fit(dataclasses.replace(federation, x=x), "fedavg", **usual, seed=0, out=tmp_path / "data")
+    places["data", 0] = collect(RunFolder(tmp_path / "data"), target)
+    assert len(set(places.values())) == 2 * len(OTHERS) + 1
+    results = read_results(target)
+    assert len(results) == len(places)
+    rows = [line.split(" | ") for line in markdown_table(results).splitlines()[2:]]
+    assert len(rows) == len(OTHERS) + 1
+    assert sorted(row[2] for row in rows) == ["1"] + ["2"] * len(OTHERS)
+    assert any("lr_schedule=cosine" in row[-1] for row in rows), "the row says what it is, although it has no command"
+    # Adding runs again finds their own files.
+    before = {path: path.read_text() for path in target.iterdir()}
+    for (name, seed), place in places.items():
+        folder = tmp_path / "data" if name == "data" else tmp_path / name / str(seed)
+        assert collect(RunFolder(folder), target) == place
+    assert {path: path.read_text() for path in target.iterdir()} == before
+
+
+def test_an_earlier_result_without_options_is_not_written_over(tmp_path):
+    fit(ragged(), "fedavg", rounds=1, local_steps=1, clients_per_round=2, out=tmp_path / "run")
+    path = collect(RunFolder(tmp_path / "run"), tmp_path / "results")
+    content = json.loads(path.read_text())
+    del content["options"]
+    path.write_text(json.dumps(content))
+    again = collect(RunFolder(tmp_path / "run"), tmp_path / "results")
+    assert again != path
+    assert len(markdown_table(read_results(tmp_path / "results")).splitlines()) == 4
+    again.write_text("[1]")  # somebody's own file
+    assert collect(RunFolder(tmp_path / "run"), tmp_path / "results") not in (path, again)
+
+
+def test_a_result_that_differs_in_nothing_counts_once():
+    rows = markdown_table([result(0, 0.8, 0.8), result(0, 0.4, 0.4) | {"engine": "serial"}, result(1, 0.8, 0.8)])
+    assert "| cifar10, 100 | pefll | 2 | 80.0 ± 0.0 |" in rows
+    assert rows.endswith("Left out, as the same settings, data and seed as another: 1 result.")
+    commands = [f"pefll train --data cifar10 --seed 0 {more}" for more in ("", "--lr-schedule cosine", "--task x:Y")]
+    several = [result(0, 0.8, 0.8) | {"command": command} for command in commands]
+    assert len(markdown_table(several).splitlines()) == 5
+
+
+def numbers_of_clients(sets: bool = False) -> pefll.Federation:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(160, 4)).astype(np.float32)
+    y = x[:, :3] > 0 if sets else (x @ [1, 2, 3, 4]).astype(np.float32)
+    return pefll.federation_from_arrays(x, y, np.repeat(np.arange(8), 20), unseen=0.25)
+
+
+def test_results_of_other_tasks_have_their_own_metric(tmp_path):
+    """`results add` ended with KeyError: 'per_sample' for a regression, and for labels that are sets."""
+    usual = {"rounds": 2, "eval_every": 1, "local_steps": 1, "clients_per_round": 2}
+    for seed, sets in itertools.product((0, 1), (False, True)):
+        out, metric = tmp_path / f"{seed}-{sets}", "micro_f1" if sets else "rmse"
+        run = fit(numbers_of_clients(sets), "fedavg", **usual, seed=seed, out=out)
+        kept = json.loads(collect(RunFolder(out), tmp_path / "results").read_text())
+        figures = {group: float(f"{run.history[0][group][metric]:.6g}") for group in ("seen", "unseen")}
+        assert kept["validation"][0] == {"round": 1} | figures
+    results = read_results(tmp_path / "results")
+    accuracies, *others = markdown_table([*results, result(0, 0.9, 0.8)]).split("\n\n")
+    assert accuracies.startswith("| data, clients | method | seeds | seen, % | paper |")
+    assert len(others) == 2
+    tables = {table.split(" | ")[3]: table.splitlines()[2:] for table in others}
+    assert list(tables) == ["seen, micro F1, %", "seen, rmse"]
+    assert all(len(rows) == 1 and rows[0].split(" | ")[2] == "2" and " ± " in rows[0] for rows in tables.values())
+    undefined = next(one for one in results if "micro_f1" in one["metrics"]["best"]["seen"])
+    undefined["metrics"]["best"]["seen"]["micro_f1"] = None
+    assert "| arrays, 8 | fedavg | 1 | — | " in markdown_table([undefined])

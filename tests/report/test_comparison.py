@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import statistics
@@ -17,7 +18,7 @@ import pefll
 from pefll.core.errors import PefllError
 from pefll.report import compare, show
 from pefll.report.comparison import Column
-from pefll.report.significance import Pair, paired_bootstrap
+from pefll.report.significance import Pair, sign_flip_test
 from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, measures
@@ -52,7 +53,7 @@ def test_means_the_best_and_the_paired_test(three: list[RunFolder], make_run: Ma
     assert mine.values == pytest.approx([80, 84])
     assert (fedavg.best, other.best, mine.best) == (False, False, True)
     pairs = [Pair(*(np.array(one) for one in ([10] * 30, [6] * 30, [8] * 29 + [last]))) for last in (8, 9)]
-    assert fedavg.behind == paired_bootstrap(pairs)
+    assert fedavg.behind == sign_flip_test(pairs)
     assert fedavg.is_worse
     assert other.behind is not None, "one seed that both have"
     assert not other.is_worse, "two samples' difference is chance"
@@ -86,13 +87,18 @@ def test_markdown_latex_and_csv(three: list[RunFolder], tmp_path: Path) -> None:
 
 
 def test_what_latex_and_markdown_take_for_marks(make_run: MakeRun) -> None:
-    folders = [make_run(f"r{k}", settings={"a_b": text}) for k, text in enumerate(["50%", "x|y", r"\&#{}~^$", "*z*"])]
+    """In LaTeX, < > | and " were other letters of the usual fonts; in Markdown, $ began a formula."""
+    texts = ["50%", 'x|y<z>"w"', r"\&#{}~^$", "*z*", "a\n\nb"]
+    folders = [make_run(f"r{k}", settings={"a_b": text}) for k, text in enumerate(texts)]
     latex = compare([folder.path for folder in folders]).latex()
-    assert r"PeFLL a\_b 50\%" in latex
+    assert r"PeFLL, a\_b 50\% &" in latex
+    assert r"PeFLL, a\_b x\textbar{}y\textless{}z\textgreater{}''w'' &" in latex
     assert r"\textbackslash{}\&\#\{\}\textasciitilde{}\textasciicircum{}\$" in latex
+    assert r"PeFLL, a\_b a b &" in latex, "an empty line ends a paragraph"
     text = compare([folder.path for folder in folders]).markdown()
-    assert r"pefll a\_b x\|y" in text
+    assert r"pefll a\_b x\|y\<z\>" in text
     assert r"\*z\*" in text
+    assert r"\\\&#{}\~^\$ |" in text
 
 
 def test_rows_of_other_data_are_compared_among_themselves(make_run: MakeRun) -> None:
@@ -166,7 +172,7 @@ def test_tasks_are_named_plainly_and_losses_of_different_tasks_are_not_ranked(ma
         summary["metrics"]["best"]["seen"]["loss"] = rmse
         folder = make_run(f"x/{name}", method="fedavg", evaluations=0, asked={"task": task}, **summary, task=task)
     found = compare(folder.path.parent, ["rmse", "loss"])
-    assert [row.runs.label for row in found.rows] == ["fedavg regression", "fedavg regression loss_name=huber"]
+    assert [row.runs.label for row in found.rows] == ["fedavg", "fedavg loss_name huber"]
     best = [[cell.best for cell in row.cells.values()] for row in found.rows]
     assert best == [[True, False], [False, False]]
     (table,) = found.tables
@@ -175,8 +181,8 @@ def test_tasks_are_named_plainly_and_losses_of_different_tasks_are_not_ranked(ma
     smooth = make_run("x/d", method="fedavg", evaluations=0, asked={"task": "classification label_smoothing=0.1"})
     found = compare([plain.path, smooth.path])
     assert [row.runs.label for row in found.rows] == [
-        "fedavg classification",
-        "fedavg classification label_smoothing=0.1",
+        "fedavg",
+        "fedavg label_smoothing 0.1",
     ]
 
 
@@ -241,9 +247,9 @@ def test_another_loss_is_named_whatever_else_differs(make_run: MakeRun, tmp_path
     make_run("x/b", method="fedavg", settings={"local_steps": 7}, asked={"task": focal}, task=focal)
     make_run("x/c", asked={"task": focal, "lr_schedule": "cosine"}, task=focal)
     assert [row.runs.label for row in compare(tmp_path / "x").rows] == [
-        "fedavg classification, lr_schedule constant, local_steps 50",
-        f"fedavg {focal}, lr_schedule constant, local_steps 7",
-        f"pefll {focal}, lr_schedule cosine",
+        "fedavg local_steps 50",
+        "fedavg own_loss focal, local_steps 7",
+        "pefll own_loss focal, lr_schedule cosine",
     ]
 
 
@@ -293,3 +299,64 @@ def test_show_writes_tables_and_formats(three: list[RunFolder], console: Console
 
 def test_python_has_it() -> None:
     assert pefll.compare is compare
+
+
+def test_a_row_is_named_by_what_differs_among_the_shown_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    """Rows had defaults of other rows' settings, the rounds of Local, and places of code."""
+    make_run("x/a", asked={"lr_schedule": "__main__:make.<locals>.<lambda>", "rounds": 400, "eval_every": 5})
+    make_run("x/b", method="local", asked={"rounds": 0})
+    task = {"task": "classification own_loss=<in-Python>"}
+    make_run(
+        "x/c", method="fedavg", asked=task | {"rounds": 400, "eval_every": 5}, task="classification own_loss=<focal>"
+    )
+    make_run("x/d", method="fedavg", asked={"rounds": 400, "eval_every": 5, "sampling": "my.own:by_size"})
+    usual = {"client_lr": 0.1, "steps": 50, "embedding": "cnn"}
+    rounds = {"rounds": 400, "eval_every": 5}
+    make_run("x/e", method="my.own:Mine", asked=rounds, settings={"steps": 7})
+    own = {"embedding": "Sequential (given in Python)"}
+    for name, given, every in (("f", {"client_lr": 0.2}, {}), ("g", {}, own), ("h", {"client_lr": 0.1}, {})):
+        folder = make_run(f"x/{name}", method="fedrep", settings=given, asked=rounds)
+        content = json.loads(folder.summary_file.read_text())
+        code = {"fingerprints": {"embedding": [float(bool(every))]}}
+        folder.summary_file.write_text(json.dumps(content | code | {"settings": usual | given | every}))
+    latex = compare(tmp_path / "x").latex()
+    rows = [line.split(" & ")[0].strip() for line in latex.splitlines() if line.count(" & ") == 3][1:]
+    assert rows == [
+        r"PeFLL, lr\_schedule lambda",
+        "Local",
+        r"FedAvg, own\_loss focal",
+        r"FedAvg, sampling by\_size",
+        "Mine",
+        r"FedRep, client\_lr 0.2",
+        "FedRep, embedding Sequential",
+        "FedRep",
+    ]
+    assert "Settings that a row does not name have their defaults." in latex
+    assert "Settings that" not in compare(tmp_path / "x" / "b").latex()
+    again = compare([tmp_path / "x" / "h", make_run("x/i", method="fedrep", asked=rounds).path])
+    assert [row.runs.label for row in again.rows] == ["fedrep client_lr 0.1", "fedrep"], "the default is not known"
+    assert "    method & $n$ & seen & unseen" in latex
+
+
+def test_there_is_no_star_where_none_can_be_significant(make_run: MakeRun, tmp_path: Path) -> None:
+    """One client's worse model had a star; with ten clients, equal methods had one in 7% of comparisons."""
+    for method, seen, right in (("pefll", 0.9, 9), ("fedavg", 0.2, 2)):
+        for seed in (0, 1):
+            unseen = {"samples": [10] * 5, "correct": [right] * 5, "masked": [right] * 5}
+            group = {"samples": [10] * 6, "correct": [right] * 6, "masked": [right] * 6}
+            few = {"client_counts": {"seen": group, "unseen": unseen}}
+            make_run(f"x/{method}-{seed}", method=method, seed=seed, seen=seen, unseen=seen, **few)
+    found = compare(tmp_path / "x")
+    mine = found.rows[0].cells
+    assert [mine[column].text for column in (SEEN, UNSEEN)] == ["20.0 ± 0.0*", "20.0 ± 0.0"]
+    assert mine[SEEN].behind == sign_flip_test([Pair(*(np.array([n] * 6) for n in (10, 2, 9)))] * 2)
+    assert (
+        "*: behind the best, p < 0.05 in a two-sided paired sign-flip test. Its unit is a client, averaged over the "
+        "seeds that both rows have: 6 seen clients, 2 seeds. It does not cover the randomness of training, and is not "
+        "corrected for several comparisons. The test needs 6 clients, so that unseen clients have none."
+    ) in found.note
+    assert r"$^*$: behind the best, $p < 0.05$ in a two-sided" in found.latex()
+    records = {(one["method"], one["clients"]): one for one in found.records()}
+    assert (records["fedavg", "seen"]["test_clients"], records["fedavg", "seen"]["test_seeds"]) == (6, 2)
+    assert math.isnan(records["fedavg", "unseen"]["low"]), "five clients have no interval"
+    assert records["fedavg", "unseen"]["p"] == 0.0625

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import statistics
 
@@ -8,7 +9,7 @@ import pytest
 
 from pefll.core.errors import PefllError
 from pefll.report.groups import group_runs, labels_of
-from pefll.report.runs import mean_and_std, number, read_run, read_runs
+from pefll.report.runs import StoredRun, mean_and_std, number, read_run, read_runs
 
 from .conftest import MakeRun
 
@@ -142,7 +143,7 @@ def test_labels_say_what_sets_groups_apart(make_run: MakeRun) -> None:
     assert [group.label for group in group_runs(read_runs(folders))] == ["pefll lr 0.1", "pefll lr 0.2"]
 
 
-def test_a_name_has_every_setting_that_differs(make_run: MakeRun) -> None:
+def test_a_name_has_every_setting_that_differs_and_is_no_default(make_run: MakeRun) -> None:
     """FedAvg with cross-entropy and 50 steps, beside FedAvg with a focal loss and 7 steps, named the steps alone."""
     focal = {"task": "classification own_loss=mine:focal"}
     folders = [
@@ -151,15 +152,32 @@ def test_a_name_has_every_setting_that_differs(make_run: MakeRun) -> None:
         make_run("c", asked={"lr_schedule": "cosine", "sampling": "samples", "eval_every": 5}),
         make_run("d", asked={"partition": "by-class 5", "data_sha256": "other"}),
     ]
-    usual = "classification, eval_every 30, lr_schedule constant, sampling uniform"
-    own = "classification own_loss=mine:focal, eval_every 30, lr_schedule constant, sampling uniform"
     assert labels_of(read_runs(folders)) == [
-        f"fedavg {usual}, no partition",
-        f"fedavg {own}, no partition, local_steps 7, x 1, y 2",
-        "pefll classification, eval_every 5, lr_schedule cosine, sampling samples, no partition",
-        f"pefll {usual}, partition by-class 5",
+        "fedavg",
+        "fedavg own_loss focal, local_steps 7, x 1, y 2",
+        "pefll eval_every 5, lr_schedule cosine, sampling samples",
+        "pefll partition by-class 5",
     ]
     assert labels_of(read_runs(folders[:1])) == ["fedavg"]
+
+
+def test_a_default_that_was_given_is_no_difference(make_run: MakeRun) -> None:
+    """`--set local_steps=50` was a row of its own beside the default, which is 50."""
+
+    def made(name: str, size: int, given: bool, seed: int, data: str = "cifar10") -> StoredRun:
+        asked = {"data": data, "data_sha256": f"{data} {seed}"}
+        settings = {"size": size}
+        folder = make_run(name, seed=seed, asked=asked, dataset=data, settings=settings if given else None)
+        summary = json.loads(folder.summary_file.read_text())
+        folder.summary_file.write_text(json.dumps(summary | {"settings": settings}))
+        return read_run(folder)
+
+    runs = [made("a", 10, False, 0), made("b", 10, True, 1)]
+    assert [(group.label, len(group.runs)) for group in group_runs(runs)] == [("pefll", 2)]
+    # The default of other data is none here.
+    runs += [made("c", 62, True, 2), made("d", 62, False, 0, "cifar100")]
+    groups = group_runs(runs, name_data=False)
+    assert [(group.label, len(group.runs)) for group in groups] == [("pefll", 2), ("pefll size 62", 1), ("pefll", 1)]
 
 
 def test_what_an_unfinished_run_does_not_know_is_no_difference(make_run: MakeRun) -> None:
@@ -167,7 +185,7 @@ def test_what_an_unfinished_run_does_not_know_is_no_difference(make_run: MakeRun
     folders = [make_run("a", model="lenet"), make_run("b", method="fedavg", finished=False)]
     assert labels_of(read_runs(folders)) == ["pefll", "fedavg"]
     folders.append(make_run("c", method="local", asked={"model": "mlp"}, model="mlp"))
-    assert labels_of(read_runs(folders)) == ["pefll model lenet", "fedavg model lenet", "local model mlp"]
+    assert labels_of(read_runs(folders)) == ["pefll", "fedavg", "local model mlp"]
 
 
 def test_settings_that_an_earlier_version_lacks_had_the_default(make_run: MakeRun) -> None:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import re
 import statistics
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from pefll.report import compare, show
 from pefll.report.folding import fold
 from pefll.report.groups import labels_of
 from pefll.report.runs import read_runs
@@ -44,7 +47,7 @@ def test_runs_are_named_by_what_differs(make_run: MakeRun, console: Console) -> 
 
 def test_names_are_folded_at_spaces(make_run: MakeRun, console: Console) -> None:
     """At 80 columns "classification" was "classificatio" and "n"."""
-    task = {"task": "classification own_loss=mine:focal_of_a_very_long_name"}
+    task = {"task": "mine:Classification_of_a_very_long_name"}
     folders = [make_run("a", method="fedavg"), make_run("b", method="fedavg", asked=task, settings={"local_steps": 7})]
     assert fold("fedavg classification, local_steps 7", 16) == ["fedavg", "classification,", "local_steps 7"]
     assert fold("pefll rounds 300, clients 40, lr 1", 25) == ["pefll rounds 300,", "clients 40, lr 1"]
@@ -53,8 +56,8 @@ def test_names_are_folded_at_spaces(make_run: MakeRun, console: Console) -> None
     assert fold("", 4) == [""]
     for table in (runs_table, costs_table):
         words = printed(console, table(read_runs(folders))).split()
-        assert "classification" in words
-        assert any(word.startswith("own_loss=mine:") and word[-1] in ":_" for word in words), "after punctuation"
+        assert "local_steps" in words
+        assert any(word.startswith("Classification_") and word[-1] == "_" for word in words), "after punctuation"
 
 
 def test_an_unfinished_run_shows_marked_validation_accuracy(make_run: MakeRun, console: Console) -> None:
@@ -178,7 +181,44 @@ def test_no_groups_no_table(make_run: MakeRun) -> None:
 
 def test_fewer_values_than_seeds_is_said(make_run: MakeRun, console: Console) -> None:
     folders = [make_run("a", seed=0), make_run("b", seed=1), make_run("c", seed=2, accuracy={})]
-    assert "80.0 ± 0.0 (2)" in printed(console, grouped_table(read_runs(folders)))
+    text = printed(console, grouped_table(read_runs(folders)))
+    assert "80.0 ± 0.0 (2)" in text
+    assert "(k): only k of the n seeds have a value" in text
+
+
+def of_sets(micro_f1: float | None) -> dict[str, Any]:
+    group = {"micro_f1": micro_f1, "per_client": micro_f1, "worst_tenth": micro_f1, "auc": None, "loss": 0.5}
+    return {"accuracy": None, "metrics": {"best": {"seen": group, "unseen": None}}, "task": "multilabel"}
+
+
+def test_an_undefined_metric_has_its_reason(make_run: MakeRun, console: Console) -> None:
+    """It was an em dash, and a row of two seeds had the one figure of the other seed, without a word."""
+    folders = [make_run(f"x/{seed}", seed=seed, evaluations=0, **of_sets(f1)) for seed, f1 in ((0, 0.5), (1, None))]
+    why = "—: no value of micro F1, which needs a positive label or prediction."
+    for table in (runs_table(read_runs(folders)), grouped_table(read_runs(folders))):
+        assert why in " ".join(printed(console, table).split())
+    assert why not in printed(console, runs_table(read_runs(folders[:1])))
+    found = compare([folder.path for folder in folders], ["micro_f1", "auc"])
+    assert [cell.text for cell in found.rows[0].cells.values()] == ["50.0 (1 of 2)", "—"]
+    assert "(k of n): only k of the n seeds have a value." in found.note
+    assert f"{why} —: no value of auc, which needs positive and negative labels." in found.note
+    assert "(1 of 2)" in found.latex()
+
+
+def test_a_metric_that_is_undefined_at_every_evaluation_has_no_curve(
+    make_run: MakeRun, console: Console, tmp_path: Path
+) -> None:
+    """`pefll show` said that unseen clients had not been evaluated, and failed because there was nothing to draw."""
+    folder = make_run("x/a", evaluations=0, **of_sets(None))
+    group = {"micro_f1": None, "per_client": None, "worst_tenth": None, "loss": 0.5}
+    for round_ in (10, 20):
+        folder.append_history({"round": round_, "seen": group, "unseen": group})
+    show([folder.path], tmp_path, console)
+    show([folder.path, make_run("x/b").path], tmp_path, console)
+    text = " ".join(console.export_text().split())
+    assert text.count("No curve of a: no value of micro F1, which needs a positive label or prediction.") == 2
+    assert "not evaluated" not in text
+    assert (tmp_path / "curves.png").exists()
 
 
 def test_durations_and_percents() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +14,26 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, read_json, write_csv, write_whole
 from pefll.core.progress import monitor
 from pefll.core.wording import counted
-from pefll.experiments.results import Result, accuracies, read_results
+from pefll.experiments.results import (
+    TOLD,
+    Result,
+    figures,
+    heading,
+    in_per_cent,
+    metric_of,
+    of_experiments,
+    options_of,
+    read_results,
+)
 from pefll.experiments.table1 import TITLES
 from pefll.methods import build_method, hyperparameters
 from pefll.report import mean_std_text
 from pefll.report.table import new_table
 from pefll.runs.config import Config
-from pefll.runs.federations import federation_of
+from pefll.runs.federations import data_of_python, federation_of
 from pefll.runs.problem import describe_problem
-from pefll.runs.record import RunFolder, run_folders
+from pefll.runs.record import RunFolder, figures_in, metric_word, run_folders
+from pefll.tasks.names import task_of, with_labels_of
 from pefll.training.cost import NewClientCost, cost_of_median_client
 
 # Titles of all methods, in the order of the tables: the rows of Table 1 first.
@@ -37,8 +47,8 @@ NAMES = TITLES | {
     "fedprox": "FedProx",
     "scaffold": "SCAFFOLD",
 }
-# Results that differ only by seed agree in these fields.
-_SAME = ("dataset", "partition", "num_clients", "model", "rounds", "method", "settings", "precision")
+# What a result has; older results have no precision.
+_NEEDED = ("dataset", "partition", "num_clients", "num_unseen", "model", "rounds", "method", "settings", "seed")
 
 
 class MethodCost(NamedTuple):
@@ -64,6 +74,12 @@ class MethodCost(NamedTuple):
         words = [f"{name} {mine['settings'][name]}" for name in names]
         differing = (name for name in ("precision", "rounds") if len({one.get(name) for one in namesakes}) > 1)
         words += [str(mine.get(name)) for name in differing]
+        of_rows = [options_of(one) for one in namesakes]
+        words += [
+            f"{name} {options_of(mine).get(name, 'default')}"
+            for name in dict.fromkeys(name for options in of_rows for name in options if name not in TOLD)
+            if len({options.get(name) for options in of_rows}) > 1
+        ]
         return ", ".join([self.title, *words])
 
     @property
@@ -77,9 +93,9 @@ class MethodCost(NamedTuple):
         return f"{self.results[0]['dataset']}, {self.results[0]['num_clients']} clients"
 
     @property
-    def accuracy(self) -> str:
-        """Test accuracy on unseen clients in per cent, mean ± standard deviation over seeds."""
-        return mean_std_text(accuracies(self.results, "unseen"))
+    def figure(self) -> str:
+        """The metric that chooses the best round, on unseen clients: mean ± standard deviation over seeds."""
+        return mean_std_text(figures(self.results, "unseen"), in_per_cent(self.results[0]))
 
 
 class Finished(NamedTuple):
@@ -107,27 +123,50 @@ def _of_run(folder: RunFolder) -> Finished:
     summary = folder.summary()
     if summary is None:
         raise PefllError(f"{folder.path} is not finished; continue it with {folder.going_on}", code="PEFLL-X001")
-    return Finished(_checked(summary, folder.path), Config.load(folder.config_file, folder.trained_with()))
+    config = Config.load(folder.config_file, folder.trained_with())
+    _check_has_data(data_of_python(config), folder.path)
+    return Finished(_checked(summary, folder.path), config)
 
 
 def _of_result(content: Any, path: Path) -> Finished:
     result = _checked(content, path)
+    options = options_of(result)
+    _check_has_data(not result.get("command", "earlier results have one"), path)
+    table: dict[str, Any] = {name: options[name] for name in _OF_SAMPLES if name in options}
     config = Config(
         method=result["method"],
         settings=result["settings"],
-        data=result["dataset"],
+        data=options.get("data") or result["dataset"],
         partition=result["partition"],
         clients=result["num_clients"],
         unseen=result["num_unseen"] / result["num_clients"],
         model=result["model"],
         seed=result["seed"],
+        task=options.get("task", ""),
+        min_samples=int(options.get("min_samples", 1)),
+        **table,
     )
     return Finished(result, config)
 
 
+# Options of a command that are texts, and say how a table becomes samples of clients.
+_OF_SAMPLES = (
+    *("label", "client_column", "features", "drop", "treat", "encode", "missing", "time_column", "unseen_clients"),
+)
+
+
+def _check_has_data(in_python: bool, path: Path) -> None:
+    """Raise PefllError if the data of a run was given in Python, so that its clients cannot be made again."""
+    if in_python:
+        raise PefllError(
+            f"{path} is from data that was given in Python, so that a new client's cost cannot be measured; train on a "
+            "data set or a file (`pefll train --data FILE`)",
+            code="PEFLL-X019",
+        )
+
+
 def _checked(result: Any, path: Path) -> Result:
-    needed = {*_SAME, "num_unseen", "seed", "accuracy"} - {"precision"}  # older results have no precision
-    if not isinstance(result, dict) or not needed <= result.keys():
+    if not isinstance(result, dict) or not set(_NEEDED) <= result.keys() or not figures_in(result):
         raise PefllError(f"{path} is not a result file; make one with `pefll results add RUN`", code="PEFLL-X002")
     if result.get("split", "test") != "test":
         raise PefllError(
@@ -148,34 +187,37 @@ def method_costs(
         data_dir: folder of data sets; None for the folder that each run's config names.
         console: console for progress.
     """
-    groups: dict[str, list[Finished]] = {}
-    for one in runs:
-        groups.setdefault(json.dumps([one.result.get(key) for key in _SAME], sort_keys=True), []).append(one)
+    configs = {id(one.result): one.config for one in runs}
+    groups = of_experiments([one.result for one in runs])
     listed = []
     with monitor(console, "counting", len(groups)) as watch:
-        for done, group in enumerate(groups.values(), start=1):
-            config = group[0].config
+        for done, group in enumerate(groups, start=1):
+            config = configs[id(group[0])]
             if data_dir is not None:
                 config = dataclasses.replace(config, data_dir=str(data_dir))
-            listed.append(MethodCost([one.result for one in group], _cost(config)))
+            listed.append(MethodCost(group, _cost(config)))
             watch.at(done, listed[-1].title)
     return listed
 
 
 def _cost(config: Config) -> NewClientCost:
+    # What a message has and what a client computes does not depend on the user's loss and metrics.
+    task = task_of(config.task, for_predictions=True) if config.task else None
     federation = federation_of(config, None)
-    problem, _ = describe_problem(federation, config.model)
+    federation = with_labels_of(task, federation) if task else federation
+    problem, _ = describe_problem(federation, config.model, task)
     return cost_of_median_client(build_method(config.method, problem, config.settings), federation, config.seed)
 
 
-_HEADINGS = ("method", "unseen, %", "exchanges", "down", "up", "FLOPs", "seconds")
+def _headings(group: Sequence[MethodCost]) -> tuple[str, ...]:
+    return ("method", heading(group[0].results[0], "unseen"), "exchanges", "down", "up", "FLOPs", "seconds")
 
 
 def _cells(row: MethodCost, group: Sequence[MethodCost]) -> list[str]:
     cost = row.cost
     sent = [short(number) + "B" for number in (cost.bytes_down, cost.bytes_up)]
     numbers = [str(cost.exchanges), *sent, short(cost.flops).strip(), f"{cost.seconds:.3g}"]
-    return [row.title_among(group), row.accuracy, *numbers]
+    return [row.title_among(group), row.figure, *numbers]
 
 
 def short(value: float) -> str:
@@ -197,7 +239,10 @@ def _by_federation(rows: Sequence[MethodCost]) -> dict[str, list[MethodCost]]:
 
     groups: dict[str, list[MethodCost]] = {}
     for row in sorted(rows, key=place):
-        groups.setdefault(f"{row.data}: a new client with {counted(row.cost.samples, 'sample')}", []).append(row)
+        # Figures of several metrics are not in one column.
+        metric = "" if (name := metric_of(row.results[0])) == "per_sample" else f", {metric_word(name)}"
+        title = f"{row.data}: a new client with {counted(row.cost.samples, 'sample')}{metric}"
+        groups.setdefault(title, []).append(row)
     return groups
 
 
@@ -206,8 +251,8 @@ def new_client_tables(rows: Sequence[MethodCost]) -> list[Table]:
     tables = []
     for title, group in _by_federation(rows).items():
         table = new_table(title)
-        for heading in _HEADINGS:
-            table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        for text in _headings(group):
+            table.add_column(text, justify="left" if text == "method" else "right", no_wrap=True)
         for row in group:
             table.add_row(*_cells(row, group))
         tables.append(table)
@@ -230,7 +275,8 @@ def write_costs(rows: Sequence[MethodCost], target: Path) -> list[Path]:
         "has no server.",
     ]
     for title, group in _by_federation(rows).items():
-        lines += ["", f"## {title}", "", "| " + " | ".join(_HEADINGS) + " |", "| --- " * len(_HEADINGS) + "|"]
+        headings = _headings(group)
+        lines += ["", f"## {title}", "", "| " + " | ".join(headings) + " |", "| --- " * len(headings) + "|"]
         lines += ["| " + " | ".join(_cells(row, group)) + " |" for row in group]
     make_folder(target.parent)
     paths = [target.with_name(f"{target.name}.{ending}") for ending in ("md", "csv")]
@@ -242,4 +288,4 @@ def write_costs(rows: Sequence[MethodCost], target: Path) -> list[Path]:
 def _csv_row(row: MethodCost) -> dict[str, Any]:
     one = row.results[0]
     named = {key: one[key] for key in ("dataset", "num_clients", "method")}
-    return named | {"seeds": len(row.results), "unseen": row.accuracy} | row.cost._asdict()
+    return named | {"seeds": len(row.results), "unseen": row.figure} | row.cost._asdict()

@@ -104,7 +104,7 @@ def read_status(
     whole = experiment is None or experiment.name == "table1"
     experiment = experiment or _table1()
     names, cells = parse_only(only, experiment)
-    have = read_results(results) if results.is_dir() else []
+    have = [one for one in read_results(results) if "accuracy" in one] if results.is_dir() else []
     # If a run exists in several precisions, use tf32, the default of a GPU.
     have.sort(key=lambda result: result.get("precision") != "tf32")
     jobs: list[Job] = []

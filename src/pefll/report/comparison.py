@@ -15,8 +15,8 @@ from pefll.core.arguments import path as as_path
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.core.wording import first_few
-from pefll.report.groups import SeedGroup, group_runs, names_of, repeated_note, task_of
-from pefll.report.markup import latex, latex_figure, markdown, markdown_figure
+from pefll.report.groups import SeedGroup, group_runs, names_of, note_of_undefined, repeated_note, task_of
+from pefll.report.markup import latex, latex_figure, latex_note, markdown, markdown_figure
 from pefll.report.runs import (
     StoredRun,
     describe_data,
@@ -27,12 +27,11 @@ from pefll.report.runs import (
     same_data,
     same_metric,
 )
-from pefll.report.significance import Difference, Pair, paired_bootstrap
+from pefll.report.significance import LEAST_CLIENTS, SURE, Difference, Pair, sign_flip_test
 from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, metric_word, runs_below
 from pefll.runs.titles import title_of
 
 TABLES = ("md", "tex", "csv")
-SURE = 0.05  # largest p-value of a difference that is called one
 # The counts of right samples in a summary that a measure is a ratio of; other measures have no paired test.
 _COUNTS = {"per_sample": "correct", "masked": "masked"}
 _WORDS = {"per_sample": "", "per_client": "mean over clients", "masked": "masked", "worst_tenth": "worst tenth"}
@@ -63,12 +62,14 @@ class Cell:
         best: whether no mean of the same data is better, as the table shows it. Errors are better when smaller.
         behind: the paired comparison with the best row; None for the best row, and if they share no seeds or clients.
         per_cent: whether the values are in per cent.
+        seeds: number of seeds of the row; a metric may be undefined for some of them.
     """
 
     values: list[float]
     best: bool = False
     behind: Difference | None = None
     per_cent: bool = True
+    seeds: int = 0
 
     @property
     def is_worse(self) -> bool:
@@ -82,8 +83,9 @@ class Cell:
 
     @property
     def figure(self) -> str:
-        """Mean ± standard deviation."""
-        return mean_std_text(self.values, self.per_cent)
+        """Mean ± standard deviation, and the number of seeds with a value, if others have none."""
+        fewer = f" ({len(self.values)} of {self.seeds})" if 0 < len(self.values) < self.seeds else ""
+        return mean_std_text(self.values, self.per_cent) + fewer
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ class Row:
     @property
     def title(self) -> str:
         """The name of the runs with the title of the method, as papers write it."""
-        method = self.runs.runs[0].text("method")
-        return title_of(method) + self.runs.label.removeprefix(method)
+        name, space, settings = self.runs.label.partition(" ")
+        # A label has settings after the name, or a folder in brackets.
+        return title_of(name) + ("," if settings and not settings.startswith("(") else "") + space + settings
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,16 @@ class ComparisonTable:
     def note(self) -> str:
         """What the figures and marks mean, in sentences."""
         cells = [cell for row in self.rows for cell in row.cells.values()]
+        runs = [run for row in self.rows for run in row.runs.runs]
         bold = "; bold: the best" if any(cell.best for cell in cells) else ""
         sentences = [f"{self.title} at the best round, mean ± standard deviation over n seeds{bold}."]
-        if any(cell.is_worse for cell in cells):
-            sentences.append(
-                f"*: behind the best by a paired bootstrap over clients, p < {SURE}, without a correction for several "
-                "comparisons."
-            )
+        if self._names_settings:
+            sentences.append("Settings that a row does not name have their defaults.")
+        sentences += self._sentences_about_the_test()
+        if any(0 < len(cell.values) < cell.seeds for cell in cells):
+            sentences.append("(k of n): only k of the n seeds have a value.")
+        if undefined := note_of_undefined(runs, [column.measure for column in self.columns]):
+            sentences.append(undefined)
         if self._has_data:
             sentences.append("Only rows of the same data can be compared.")
             sentences += [f"Data ({number}): {runs}." for number, runs in self.same_description.items()]
@@ -150,6 +156,31 @@ class ComparisonTable:
         if repeated := repeated_note([row.runs for row in self.rows]):
             sentences.append(repeated)
         return " ".join(sentences)
+
+    def _sentences_about_the_test(self) -> list[str]:
+        """Return which test the stars are from, over how many clients, and where there are too few clients for one."""
+        tests = [(column, cell.behind) for row in self.rows for column, cell in row.cells.items() if cell.behind]
+        found = []
+        if starred := {column for row in self.rows for column, cell in row.cells.items() if cell.is_worse}:
+            sizes: dict[str, set[int]] = {}
+            for column, test in tests:
+                if column in starred:
+                    sizes.setdefault(column.group, set()).add(test.clients)
+            who = first_few(f"{_span(numbers)} {group}" for group, numbers in sizes.items())
+            seeds = {test.seeds for column, test in tests if column in starred}
+            found.append(
+                f"*: behind the best, p < {SURE} in a two-sided paired sign-flip test. Its unit is a client, averaged "
+                f"over the seeds that both rows have: {who} clients, {_span(seeds)} seed{'s' * (seeds != {1})}. It "
+                "does not cover the randomness of training, and is not corrected for several comparisons."
+            )
+        few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
+        if few:
+            found.append(f"The test needs {LEAST_CLIENTS} clients, so that {first_few(few)} clients have none.")
+        return found
+
+    @property
+    def _names_settings(self) -> bool:
+        return any(", " in row.title for row in self.rows)
 
     @property
     def _has_loss(self) -> bool:
@@ -183,11 +214,11 @@ class ComparisonTable:
         lines = [
             r"\begin{table}",
             r"  \centering",
-            rf"  \caption{{{latex(self.note)}}}",
+            rf"  \caption{{{latex_note(self.note)}}}",
             rf"  \label{{tab:{name}}}",
             rf"  \begin{{tabular}}{{l{'r' * (width - 1)}}}",
             r"    \toprule",
-            f"    {' & '.join(map(latex, self._headings()))} \\\\",
+            f"    {' & '.join(['method', '$n$', *map(latex, self._headings()[2:])])} \\\\",
         ]
         before = None
         for row in self.rows:
@@ -270,9 +301,12 @@ class Comparison:
                         "std": math.nan if std is None else std,
                         "best": int(cell.best),
                         "behind_best": math.nan if test is None else 0.0 - test.points,
-                        "low": math.nan if test is None else 0.0 - test.high,
-                        "high": math.nan if test is None else 0.0 - test.low,
+                        # Too few clients have no interval: its ends are infinite.
+                        "low": math.nan if test is None or math.isinf(test.high) else 0.0 - test.high,
+                        "high": math.nan if test is None or math.isinf(test.low) else 0.0 - test.low,
                         "p": math.nan if test is None else test.p,
+                        "test_clients": 0 if test is None else test.clients,
+                        "test_seeds": 0 if test is None else test.seeds,
                     }
                 )
         return found
@@ -374,8 +408,13 @@ def _cells(block: Sequence[SeedGroup], column: Column, share: bool) -> list[Cell
     for place, (one, mean) in enumerate(zip(values, means, strict=True)):
         is_best = comparable and bool(one) and mean_std_text([mean], share) == mean_std_text([means[top]], share)
         pairs = _pairs(block[place], block[top], column) if place != top else []
-        cells.append(Cell(one, is_best, paired_bootstrap(pairs) if pairs else None, share))
+        cells.append(Cell(one, is_best, sign_flip_test(pairs) if pairs else None, share, len(block[place].runs)))
     return cells
+
+
+def _span(numbers: set[int]) -> str:
+    """Return the smallest and the largest of some numbers as text, once if they are equal."""
+    return " to ".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
 def _pairs(mine: SeedGroup, best: SeedGroup, column: Column) -> list[Pair]:

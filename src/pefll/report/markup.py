@@ -11,25 +11,37 @@ _LATEX = str.maketrans(
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
+        # The usual fonts of LaTeX show other letters for these, and some languages give " a meaning.
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': "''",
         **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+        "±": r"$\pm$",
+        "²": "$^2$",
+        MISSING: "---",
     }
 )
 
 
 def markdown(text: str) -> str:
-    """Return a text in which Markdown finds no marks."""
-    return re.sub(r"([\\|*_<\[\]`])", r"\\\1", text)
+    """Return a text on one line, in which Markdown finds no marks."""
+    return re.sub(r"([\\|*_<>\[\]`~&$])", r"\\\1", _on_one_line(text))
 
 
 def latex(text: str) -> str:
-    """Return a text as LaTeX."""
-    return (
-        text.translate(_LATEX)
-        .replace("±", r"$\pm$")
-        .replace("*:", r"$^*$:")
-        .replace("p <", "$p$ $<$")
-        .replace(MISSING, "---")
-    )
+    """Return a text on one line as LaTeX."""
+    return _on_one_line(text).translate(_LATEX)
+
+
+def latex_note(text: str) -> str:
+    """Return a note below a table as LaTeX: with its star, and its variables in italics."""
+    text = latex(text).replace("*: ", "$^*$: ").replace("over n seeds", "over $n$ seeds")
+    return re.sub(r"\bp \\textless\{\} ([0-9.]+)", r"$p < \1$", text)
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def markdown_figure(text: str, *, best: bool) -> str:

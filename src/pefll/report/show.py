@@ -15,7 +15,7 @@ from pefll.core.errors import unknown
 from pefll.core.progress import say
 from pefll.core.wording import first_few
 from pefll.report.comparison import TABLES, comparison
-from pefll.report.groups import group_runs, names_of, repeated_note
+from pefll.report.groups import group_runs, has_curve, names_of, repeated_note
 from pefll.report.plots import FORMATS, curves, descriptor_map
 from pefll.report.runs import StoredRun, different_data, read_runs, same_metric
 from pefll.report.table import columns_table, costs_table, grouped_table, runs_table
@@ -98,8 +98,8 @@ def _draw(runs: list[StoredRun], out: Path, console: Console, formats: Sequence[
         console.print("No pictures: drawing needs matplotlib: pip install matplotlib", highlight=False)
         return []
     drawings: list[tuple[str, Callable[[Path], None]]] = []
-    if any(run.history for run in runs):
-        for number, same in enumerate(same_metric([run for run in runs if run.history])):
+    if with_curve := [run for run in runs if has_curve(run)]:
+        for number, same in enumerate(same_metric(with_curve)):
             name = f"curves-{same[0].metric}" if number else "curves"
             drawings.append((name, partial(curves, [run.folder for run in same])))
     described = [run for run in runs if run.folder.descriptors_file.is_file()]

@@ -1,8 +1,9 @@
-"""A paired bootstrap over clients: is one method's lead over another more than chance?"""
+"""Paired comparisons over clients: is one method's lead over another more than chance?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,13 @@ import numpy.typing as npt
 from pefll.core.errors import PefllError
 
 Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 RESAMPLES = 10_000
 _AT_ONCE = 1000  # resamples in memory at a time
+SURE = 0.05  # largest p-value of a difference that is called one
+# With fewer clients that differ, no p-value is below SURE: of 2^5 signs, 2 are as extreme as the observed ones.
+LEAST_CLIENTS = 6
+_EXACT = 14  # most clients whose signs are all tried
 
 
 class Pair(NamedTuple):
@@ -27,11 +33,72 @@ class Difference(NamedTuple):
     """The difference between two methods' accuracies, in percentage points."""
 
     points: float  # mean over seeds
-    low: float  # lower end of the 95% interval
-    high: float  # upper end
+    low: float  # lower end of the 95% interval; -inf if there are too few clients for one
+    high: float  # upper end; inf if there are too few clients for one
     p: float  # two-sided p-value
-    clients: int  # number of clients, added up over seeds
+    clients: int  # number of clients; the bootstrap adds them up over seeds
     seeds: int  # number of seeds
+
+
+def sign_flip_test(pairs: Sequence[Pair]) -> Difference:
+    """Return the difference of two methods' accuracies, with a test and an interval that hold for few clients, too.
+
+    If two methods are equally good, each client's difference could as well have the other sign. The p-value is the
+    share of all choices of signs that give a difference at least as large as the observed one. A client's difference is
+    averaged over seeds before, so that a client is one unit. The interval has the differences that this test does not
+    refuse. The test covers the choice of clients. It does not cover the randomness of training.
+
+    With at most 14 clients that have samples, all signs are tried, and otherwise 10,000 random ones. These are the same
+    in every call.
+
+    Args:
+        pairs: counts of correct predictions, one pair for each seed. A seed with fewer clients lacks the last ones.
+    """
+    _check(pairs)
+    clients = max(len(pair.samples) for pair in pairs)
+    gain, weight = np.zeros(clients), np.zeros(clients)  # each client's part of the difference, and of the samples
+    for pair in pairs:
+        size, total = len(pair.samples), pair.samples.sum() * len(pairs)
+        gain[:size] += 100 * (pair.ours - pair.theirs) / total
+        weight[:size] += pair.samples / total
+    gain, weight = gain[weight > 0], weight[weight > 0]
+    points = float(gain.sum())
+    ends = [np.array([[-np.inf], [np.inf]])]  # of the observed signs, which are one choice
+    for signs in _signs(len(gain)):
+        flipped, part = signs @ gain, signs @ weight
+        # A choice of signs is as extreme as the observed one for each true difference that is between the mean
+        # difference of the clients with one sign and that of the others.
+        apart = np.abs(part) < 1 - 1e-12  # else all clients have one sign, which is as extreme whatever is true
+        both = np.array([np.full(len(signs), -np.inf), np.full(len(signs), np.inf)])
+        both[0, apart] = (points + flipped[apart]) / (1 + part[apart])
+        both[1, apart] = (points - flipped[apart]) / (1 - part[apart])
+        ends.append(np.sort(both, axis=0))
+    low, high = np.concatenate(ends, axis=1)
+    near = 1e-9 * np.abs(gain).sum()  # equal differences may differ by rounding
+    count, refused = len(low), int(SURE * len(low))
+    return Difference(
+        points=points,
+        # The interval ends where more than 5% of the choices are as extreme as the observed one.
+        low=float(np.partition(low, refused)[refused]),
+        high=float(-np.partition(-high, refused)[refused]),
+        p=float(np.count_nonzero((low <= near) & (high >= -near)) / count),
+        clients=len(gain),
+        seeds=len(pairs),
+    )
+
+
+def _signs(n: int) -> Iterator[Floats]:
+    """Yield signs [choices, n], without the observed ones (all 1): all that matter of few clients, else random ones.
+
+    The opposite of a choice of signs is as extreme, so that the first client's sign is always 1.
+    """
+    if n <= _EXACT:
+        every = np.array(list(itertools.product((1.0, -1.0), repeat=max(n - 1, 0)))).reshape(2 ** max(n - 1, 0), -1)
+        yield np.concatenate([np.ones((len(every), 1)), every], axis=1)[1:, :n]
+        return
+    rng = np.random.default_rng(0)
+    for _ in range(0, RESAMPLES, _AT_ONCE):
+        yield rng.choice((1.0, -1.0), size=(_AT_ONCE, n))
 
 
 def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Difference:
@@ -45,11 +112,7 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
         pairs: counts of correct predictions, one pair for each seed.
         resamples: number of resamples; every call with the same number draws the same resamples.
     """
-    if not pairs or any(len({len(part) for part in pair}) > 1 or not pair.samples.sum() for pair in pairs):
-        raise PefllError(
-            "a paired comparison needs the same clients for both methods, and at least one sample per seed",
-            code="PEFLL-X010",
-        )
+    _check(pairs)
     rng = np.random.default_rng(0)
     drawn = np.zeros(resamples)
     for pair in pairs:
@@ -69,3 +132,12 @@ def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Diffe
         clients=sum(len(pair.samples) for pair in pairs),
         seeds=len(pairs),
     )
+
+
+def _check(pairs: Sequence[Pair]) -> None:
+    """Raise PefllError if the results of two methods are no pairs."""
+    if not pairs or any(len({len(part) for part in pair}) > 1 or not pair.samples.sum() for pair in pairs):
+        raise PefllError(
+            "a paired comparison needs the same clients for both methods, and at least one sample per seed",
+            code="PEFLL-X010",
+        )

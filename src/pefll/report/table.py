@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pefll.report.folding import Folded
-from pefll.report.groups import SeedGroup, group_runs, labels_of
+from pefll.report.groups import SeedGroup, group_runs, labels_of, note_of_undefined
 from pefll.report.runs import MISSING, StoredRun, in_per_cent, mean_std_text, number
 from pefll.runs.record import GROUPS, TOOK_TURNS, metric_word, own_seconds
 
@@ -20,6 +20,11 @@ def _columns(run: StoredRun) -> tuple[tuple[str, str], ...]:
     metric = run.metric
     other = "masked" if metric == "per_sample" else "per_client"
     return ("best", metric), ("final", metric), ("best", other), ("best", "worst_tenth")
+
+
+def _undefined(runs: Sequence[StoredRun]) -> str:
+    """Return a note about metrics in a table of runs that have no value; "" if there are none."""
+    return note_of_undefined(runs, [measure for run in runs for _, measure in _columns(run)])
 
 
 def metric_words(runs: Sequence[StoredRun]) -> str:
@@ -55,6 +60,8 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
     if not all(run.finished for run in runs):
         latest = "validation accuracy" if other == "masked" else "validation metric"
         table.caption += f"\n* not finished: {latest} at the latest evaluation"
+    if undefined := _undefined(runs):
+        table.caption += f"\n{undefined}"
     table.caption_justify = "left"
     return table
 
@@ -152,6 +159,7 @@ def grouped_table(runs: Sequence[StoredRun]) -> Table | None:
     for heading in ("n", "", "at best\nround", "at final\nround", other, "worst\ntenth"):
         table.add_column(heading, justify="right", no_wrap=True)
     every = [run for group in groups for run in group.runs]
+    notes = []
     for group in groups:
         unseen = any(run.accuracy("best", "unseen", run.metric) is not None for run in group.runs)
         shown = GROUPS if unseen else GROUPS[:1]
@@ -160,8 +168,14 @@ def grouped_table(runs: Sequence[StoredRun]) -> Table | None:
             [_over_seeds(group, moment, who, measure, in_per_cent(every)) for who in shown]
             for moment, measure in columns
         ]
+        if any("(" in line for cell in cells for line in cell):
+            notes = ["(k): only k of the n seeds have a value"]
         lines = ["\n".join(cell) for cell in (list(shown), *cells)]
         _add_row(table, Folded(group.label), str(len(group.runs)), *lines)
+    if undefined := _undefined(every):
+        notes.append(undefined)
+    table.caption = "\n".join(notes) or None
+    table.caption_justify = "left"
     return table
 
 

@@ -9,7 +9,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from pefll.report.groups import labels_of, note_of_unseen
+from pefll.report.groups import labels_of, note_of_undefined_curves, note_of_unseen
 from pefll.report.runs import Array, StoredRun, in_per_cent
 from pefll.report.table import metric_text, metric_words
 from pefll.runs.record import GROUPS
@@ -82,7 +82,7 @@ def run_plot(run: StoredRun, width: int = 64, height: int = 9) -> Text:
     """Return a plot of a run's validation accuracy on seen and unseen clients; empty without evaluations."""
     curves = _validation_curves(run)
     if not curves:
-        return Text("")
+        return Text(note_of_undefined_curves([run]), style="dim")
     share = in_per_cent([run])
     title = Text(f"Validation {metric_words([run])}: ", style="italic")
     for group, values in curves.items():
@@ -114,7 +114,8 @@ def sparklines(runs: Sequence[StoredRun], width: int = 32) -> Lines:
     what = metric_words(runs)
     ends = f"from {metric_text(low, share)} (▁) to {metric_text(high, share)} (█)"
     title = Text(f"Validation {what}, {ends}", style="italic")
-    return Lines(title, table, *([Text(note, style="dim")] if (note := note_of_unseen(runs)) else []))
+    notes = filter(None, (note_of_unseen(runs), note_of_undefined_curves(runs)))
+    return Lines(title, table, *(Text(note, style="dim") for note in notes))
 
 
 def _validation_curves(run: StoredRun) -> dict[str, Array]:

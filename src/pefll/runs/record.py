@@ -47,6 +47,11 @@ OVER_CLIENTS = ("per_client", "worst_tenth")  # made from the metric that choose
 SHARES = ("per_sample", "masked", "accuracy", "macro_f1", "micro_f1", "auc", "calibration_error")
 # Metrics of this package that are better when smaller.
 ERRORS = ("loss", "rmse", "mae", "calibration_error")
+# What samples must have, so that metrics of this package have a value.
+UNDEFINED = dict.fromkeys(("macro_f1", "micro_f1"), "needs a positive label or prediction") | {
+    "auc": "needs positive and negative labels",
+    "r2": "needs labels that differ",
+}
 # Most bytes of each file; longer files are not read. A history may have two million evaluations of 400 bytes.
 MOST_HISTORY = 1 << 30
 # A summary has 3,000 bytes, and 30 more for each of at most 10,000 clients.

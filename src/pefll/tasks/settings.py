@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from typing import Any
 
@@ -79,15 +79,34 @@ def text_of(task: Any, name: str, without: Collection[str] = ()) -> str:
     return " ".join(words)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, of_code: Callable[[Any], str] = lambda value: _IN_PYTHON) -> str:
     value = plain(value)
     if isinstance(value, list | tuple):
-        return ",".join(map(_text, value))
+        return ",".join(_text(each, of_code) for each in value)
     if isinstance(value, str):
         return value
     if isinstance(value, bool | int | float | None):
         return repr(value)
-    return place_of(value) or _IN_PYTHON
+    return place_of(value) or of_code(value)
+
+
+def with_names(text: str, task: Any) -> str:
+    """Return the text of a task for people: code that cannot be imported by name has the name of its function or class.
+
+    Nobody can read such a text back.
+    """
+    words = []
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        words.append(f"{name}={_text(getattr(task, name, None), _name)}" if equals and _IN_PYTHON in value else word)
+    return " ".join(words)
+
+
+def _name(value: Any) -> str:
+    """Return the name of a function, of a metric, or of an object's class, as `<name>`."""
+    value = getattr(value, "func", value)  # that of a partial
+    name = value.name if isinstance(value, Metric) else getattr(value, "__name__", type(value).__name__)
+    return f"<{name.strip('<>')}>"
 
 
 def place_of(value: Any) -> str:

@@ -68,7 +68,8 @@ def figures_of(row: Row) -> dict[str, float]:
 def settings_of(run: ActiveRun) -> dict[str, Any]:
     """Return the settings of a run as a flat table, for a tracker."""
     plain = dataclasses.asdict(run.spec.config)
-    return {**plain, **{f"settings/{name}": value for name, value in plain.pop("settings").items()}}
+    settings = plain.pop("settings")
+    return plain | {f"settings/{name}": value for name, value in settings.items()}
 
 
 def tracked_name(run: ActiveRun) -> str:

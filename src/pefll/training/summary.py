@@ -31,6 +31,7 @@ from pefll.methods import hyperparameters, split_networks
 from pefll.methods.contract import Method
 from pefll.runs.progress import Progress
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
+from pefll.tasks.settings import with_names
 from pefll.training.callbacks import ActiveRun
 from pefll.training.evaluation import Measure, client_scores, descriptors
 from pefll.training.loop import local_steps
@@ -156,7 +157,7 @@ def summary_of(
         "data_sha256": config.data_sha256,
         "fingerprints": spec.fingerprints(config.rounds),
         "split": SPLITS[split],
-        **({"task": config.task} if config.task else {}),
+        **({"task": with_names(config.task, method.problem.task)} if config.task else {}),
         "accuracy" if measure.classifies else "metrics": results,
         "shares": list(measure.shares),  # metrics in per cent
         "errors": list(measure.errors),  # metrics that are better when smaller

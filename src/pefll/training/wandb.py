@@ -34,7 +34,7 @@ class WandB(Logger):
             project=self._project,
             name=tracked_name(run),
             id=folder.run_id() if folder else None,
-            dir=str(folder.path) if folder else None,
+            dir=str(folder.path.absolute()) if folder else None,
             config=settings_of(run),
             mode=os.environ.get("WANDB_MODE", "offline"),
             reinit="create_new",
