@@ -17,6 +17,7 @@ from pefll.data.client import Batch
 from pefll.data.federation import Federation
 from pefll.data.samples import Samples
 from pefll.tasks.metrics import Metric, check_metrics, summed
+from pefll.tasks.own import ask, attribute, wrong
 
 
 class Task(Protocol):
@@ -128,13 +129,16 @@ class BaseTask:
 
     def bind(self, data: Federation) -> Self:
         """Return the task for a federation; PefllError if its labels do not fit."""
-        self.check(data)
+        ask(self, "check", data)
         return self
 
     def check(self, samples: Samples | Federation) -> None:
         """Raise PefllError for labels of another kind than the task's."""
         check_kind(self, samples)
-        check_metrics(self.measured, ("samples", "loss"))
+        measured = attribute(self, "measured")
+        if not isinstance(measured, tuple | list):
+            raise wrong(self, "measured", measured)
+        check_metrics(measured, ("samples", "loss"))
 
     def encode(self, y: Tensor) -> Tensor:
         """Return labels [b] or [b, e] as numbers [b, e]."""
