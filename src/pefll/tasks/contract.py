@@ -189,6 +189,9 @@ def check_kind(task: Any, samples: Samples | Federation) -> None:
 
 _ADVICE = {
     ("numbers", "classes"): "convert classes to whole numbers from 0, with y.astype(int)",
+    ("numbers", "sets"): "if they are 0 and 1, say labels='sets' where you give the data",
+    ("sets", "numbers"): "say labels='numbers' where you give the data",
+    ("sets", "classes"): "if each set has one member, convert them to classes with y.argmax(axis=1)",
     ("classes", "sets"): "give a matrix [N, k] with 1 for each member",
     ("classes", "numbers"): "classes with names are no numbers, so give the labels as numbers in data of your own",
 }
