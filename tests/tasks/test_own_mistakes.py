@@ -17,6 +17,7 @@ from pefll.core.wording import for_the_command_line
 from pefll.data.samples import TEST
 from pefll.tasks import checking
 from pefll.tasks.names import checked_task
+from pefll.tasks.settings import settings_in
 from tests.tasks.labels import with_numbers
 
 QUICK: dict[str, Any] = {"rounds": 1, "clients_per_round": 2, "local_steps": 1, "processes": 1, "engine": "serial"}
@@ -77,6 +78,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("errors", ("los",), r"unknown metric among the errors of the task Mine 'los'.*loss"),
     ("labels", "number", r"attribute labels of the task Mine is 'number'; it must be 'classes'.*S662"),
     ("measured", METRIC, r"attribute measured of the task Mine is a Metric; it must be a tuple of pefll.Metric.*S662"),
+    ("measured", ("macro_f1",), r"measured has 'macro_f1'; each must be a pefll.Metric \[PEFLL-S501\]"),
     ("measured", property(bug), r"measured of the task Mine failed: .*my bug.*S661"),
     ("measured", (INFINITE,), r"metric 'ratio' is NaN or infinite for ordinary outputs and the label -?\d.*T582"),
     ("measured", (NO_FIGURE,), r"metric 'odds' of the task Mine is inf for ordinary outputs.*S665"),
@@ -96,6 +98,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("metrics", lambda self, sums: {"a": 1.0, "b": math.inf}, r"metric 'b' of the task Mine is inf for ordinary.*S665"),
     ("metrics", lambda self, sums: {"a": 1} if sums.samples > 1 else {"b": 1}, r"names a for some .* and b for.*S667"),
     ("measure", bug, r"measure of the task Mine, or a metric, failed.*my bug.*S526"),
+    ("loss", lambda self, y, output: y - output[:, 0], r"failed for outputs \[(\d+), 1\] and labels \[\1\].*S522"),
     ("loss", lambda self, output, y: 1.0, r"loss of the task Mine returned 1\.0 .*compute it in torch .*S523"),
     ("loss", lambda self, output, y: distance(output, y).mean(), r"loss of the task Mine returned \[\].*average.*S523"),
     (
@@ -128,6 +131,13 @@ def test_the_task_itself_works():
     data = with_numbers(1, clients=4, seen=3)
     model = pefll.fit(data, "fedavg", task=Distance, **QUICK).personalize(data.x[:5].numpy(), data.y[:5].numpy())
     assert model.predict(data.x[:5].numpy()).shape == (5,)
+
+
+def test_settings_of_a_class_without_a_decorator():
+    task = type("Mine", (Distance,), {"__annotations__": {"q": float}, "q": 1.0})
+    with pytest.raises(PefllError, match=r"'q' is no setting of the task Mine, .*@dataclass\(frozen=True\).*S668"):
+        settings_in(["q=2"], task)
+    assert settings_in(["q=2"], dataclass(frozen=True)(task)) == {"q": 2.0}
 
 
 def test_parts_that_a_task_does_not_define():

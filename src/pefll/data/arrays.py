@@ -298,9 +298,9 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True, chooses: 
     """
     array = _unboxed(as_array(values, what, name))
     if array.ndim != 1:
-        todo = advice(array, "classes", chooses) if what == "label" else "give one column"
+        what_to_do = advice(array, "classes", chooses) if what == "label" else "give one column"
         raise PefllError(
-            f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}; {todo}",
+            f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}; {what_to_do}",
             code="PEFLL-D110",
         )
     if array.dtype.kind == "S":
@@ -330,9 +330,9 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True, chooses: 
                 code="PEFLL-D113",
             )
     elif array.dtype.kind not in "ui":
-        todo = advice(array, "classes", chooses) if what == "label" and array.dtype.kind == "b" else ""
+        what_to_do = advice(array, "classes", chooses) if what == "label" and array.dtype.kind == "b" else ""
         raise PefllError(
-            f"{name}: {what} is {array.dtype}; {todo or 'it must hold whole numbers or texts'}", code="PEFLL-D114"
+            f"{name}: {what} is {array.dtype}; {what_to_do or 'it must hold whole numbers or texts'}", code="PEFLL-D114"
         )
     _check_int64(array, what, name)
     return array.astype(np.int64, copy=False)
@@ -346,9 +346,10 @@ def check_whole(array: Array, what: str, name: str, among: Any = True, *, choose
     bad = ((np.floor(array) != array) | ~np.isfinite(array)) & among
     if bad.any():
         place = int(bad.argmax())
+        or_numbers = many_numbers(array) if chooses else ""
         raise PefllError(
             f"{name}: {what} {array[place]} of sample {place} is not a whole number; correct it or leave the sample "
-            f"out{many_numbers(array) if chooses else ''}",
+            f"out{or_numbers}",
             code="PEFLL-D112",
         )
 

@@ -79,7 +79,9 @@ def check_loss(task: Task, federation: Federation) -> None:
         if isinstance(error, NotImplementedError) and not str(error):
             raise missing(task, "loss") from error
         raise PefllError(
-            f"{loss_} failed for a batch: {fault(error) or first_line(error)}", code="PEFLL-S522"
+            f"{loss_} failed for outputs {list(output.shape)} and labels {list(y.shape)}: "
+            f"{fault(error) or first_line(error)}",
+            code="PEFLL-S522",
         ) from error
     if not is_vector:
         found = list(loss.shape) if isinstance(loss, Tensor) else shown(loss)
