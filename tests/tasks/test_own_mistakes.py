@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,3 +228,21 @@ def test_samples_of_other_data_are_checked_with_a_sentence():
     run = pefll.fit(data, "fedavg", task=with_part("check", check), **QUICK)
     with pytest.raises(PefllError, match=r"check of the task Mine failed: ValueError in .*too few.*PEFLL-S661"):
         run.personalize(data.x[:5].numpy(), torch.zeros(5).numpy())
+
+
+@pytest.mark.parametrize(
+    ("metrics", "errors", "words"),
+    [
+        (lambda self, sums: {"gap": float(sums.loss) / float(sums.samples)}, ("loss",), "'gap' .* falls .* name it in"),
+        (lambda self, sums: {"fit": -float(sums.loss)}, ("loss", "fit"), "'fit' .* rises .* take it out of"),
+        (lambda self, sums: {"gap": float(sums.loss) / float(sums.samples)}, ("gap",), ""),
+        (lambda self, sums: {"fit": -float(sums.loss)}, ("loss",), ""),
+    ],
+)
+def test_an_error_that_is_not_marked_as_one_gets_a_note(metrics, errors, words, recwarn):
+    """The best round would be the worst one."""
+    task = dataclass(frozen=True)(type("Mine", (Distance,), {"metrics": metrics, "errors": errors}))
+    pefll.fit(with_numbers(1, clients=4, seen=3), "fedavg", task=task, **QUICK)
+    notes = [str(each.message) for each in recwarn if "while the loss falls" in str(each.message)]
+    assert len(notes) == bool(words)
+    assert not words or re.search(f"the metric {words} the task's `errors`", notes[0])

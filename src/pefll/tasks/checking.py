@@ -177,6 +177,50 @@ def _check_finite_figures(task: Task, figures: dict[str, float]) -> None:
             )
 
 
+def direction_note(task: Task, federation: Federation) -> str:
+    """Return a sentence if the first metric of a user's own task gets worse while its loss falls; else "".
+
+    That is so if an error is not named in `errors`: then the best round would be the worst one. Artificial outputs take
+    some steps along the gradient of the loss.
+    """
+    if not is_own(task) or not len(federation.rows):
+        return ""
+    try:
+        name, before, after = _first_metric_along_gradient(task, federation)
+    except Exception:  # noqa: BLE001 - a user's loss may reject such outputs, and this is only a note
+        return ""
+    is_error = name in task.errors
+    if not (after > before if is_error else after < before):
+        return ""
+    moves, counts = ("rises", "smaller") if is_error else ("falls", "larger")
+    advice = "take it out of" if is_error else "give the metric smaller_is_better=True, or name it in"
+    return (
+        f"the metric {name!r} of the task {type(task).__name__} {moves} while the loss falls, but {counts} values "
+        f"count as better; if they are worse, {advice} the task's `errors`"
+    )
+
+
+def _first_metric_along_gradient(task: Task, federation: Federation) -> tuple[str, float, float]:
+    """Return the name of a task's first metric, and its values before and after steps along the loss's gradient."""
+    y = _labels(task, federation)
+    layout, output = layout_of(task, federation.y, federation.classes), _outputs(task, len(y))
+    values, losses, name = list[float](), list[float](), ""
+    for step in range(_STEPS + 1):
+        output.requires_grad_()
+        with torch.enable_grad():
+            loss = task.loss(output, y).sum()
+        (slope,) = torch.autograd.grad(loss, output)
+        output = output.detach()
+        losses.append(float(loss))
+        if step in (0, _STEPS):
+            figures = figures_of(task, layout.sums(_measured(task, output, y, federation.classes)))
+            name = next(iter(figures))
+            values.append(figures[name])
+        output = output - 0.1 * slope / slope.abs().max().clamp(min=1e-12)
+    fell = losses[-1] < losses[0] - 0.01 * abs(losses[0])
+    return name, values[0], values[1] if fell else math.nan
+
+
 def check_predictions(task: Task) -> None:
     """Raise PefllError if a user's own task does not predict something for each of some outputs."""
     if is_own(task):
@@ -211,6 +255,7 @@ def _measured(task: Task, output: Tensor, y: Tensor, classes: int) -> Any:
 
 MOST_CHECKED = 256  # samples whose loss and metrics are checked before training
 ENOUGH = 16  # samples of which some must have a gradient
+_STEPS = 30  # along the gradient of the loss
 _SAMPLES = 4  # of a probe, for each scale
 _SCALES = (0.3, 3.0, 30.0)  # of the outputs of a probe, to tell losses that differ only for small or large errors
 
