@@ -332,6 +332,9 @@ def test_what_early_stopping_and_fit_refuse(tmp_path):
         pefll.EarlyStopping(group="all")
     with pytest.raises(PefllError, match="PEFLL-A"):
         pefll.EarlyStopping(0)
+    for wrong, code in (("a", "A004"), (None, "A004"), (float("nan"), "A005"), (float("inf"), "A005"), (-0.1, "T662")):
+        with pytest.raises(PefllError, match=rf"min_delta is .*; it .*PEFLL-{code}"):
+            pefll.EarlyStopping(min_delta=wrong)
     for wrong in ([pefll.EarlyStopping], [print], pefll.EarlyStopping(), "history"):
         with pytest.raises(PefllError, match=r"PEFLL-(T127|A011)"):
             pefll.fit(ragged(), "fedavg", rounds=2, callbacks=wrong, **QUICK)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pefll.cli.options import column_names
+from pefll.runs.config import Config
+
 ASCII = {
     "locale": {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
     "output": {"PYTHONIOENCODING": "ascii"},
@@ -38,3 +41,25 @@ def test_commands_work_without_utf8(tmp_path, kind):
     assert "?" in run_cli(tmp_path, ASCII[kind], "show", "rä")
     run_cli(tmp_path, ASCII[kind], "data", "summary", *data[1:])
     run_cli(tmp_path, ASCII[kind], "train", "--help")
+
+
+def test_columns_and_clients_with_other_letters_are_found(tmp_path):
+    rows = [f"{row % 7},{row % 3},{'jä' if row % 2 else 'nein'},ü{row % 4}" for row in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["größe,b,étiquette,wär", *rows]), encoding="utf-8")
+    columns = ["--data", "t.csv", "--label", "étiquette", "--client-column", "wär"]
+    chosen = ["--features", "größe,b", "--treat", "größe=number", "--unseen-clients", "ü1"]
+    quick = ["--rounds", "2", "--clients-per-round", "2", "--processes", "1", "--set", "local_steps=1"]
+    run_cli(tmp_path, ASCII["locale"], "train", *columns, *chosen, *quick, "--method", "fedavg", "--out", "r")
+    settings = (tmp_path / "r" / "config.toml").read_text(encoding="utf-8")
+    assert all(words in settings for words in ('"étiquette"', '"wär"', '"größe,b"', '"größe=number"', '"ü1"'))
+    run_cli(tmp_path, ASCII["locale"], "train", "--resume", "r", "--rounds", "3")
+    run_cli(tmp_path, ASCII["locale"], "evaluate", "r", *columns)
+
+
+def test_names_of_columns_are_utf8_in_any_locale():
+    escaped = "étiquette".encode().decode("ascii", "surrogateescape")
+    config = Config(**dict.fromkeys(("label", "client_column", "features", "drop", "time_column"), escaped))
+    named = (config.label, config.client_column, config.features, config.drop, config.time_column)
+    assert set(named) == {"étiquette"}
+    assert column_names(escaped) == column_names("étiquette") == "étiquette"
+    assert column_names(None) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -62,11 +64,14 @@ def test_whole_numbers_with_gaps_are_classes_or_numbers_only_if_a_user_says_so()
 def test_labels_of_several_columns_and_numbers():
     holes = [[1.5, None, 2.5] * 8, [0, None, 1] * 8]
     frame = table(holes[0]) | {"b": holes[1], "c": [None, 0, 1] * 8}
-    for label, left in (("y", 16), (["b", "c"], 8)):
+    drop: dict[str, Any] = {"features": ["n"], "missing": "drop"}
+    for label, left, labels in (("y", 16, "auto"), (["b", "c"], 8, "sets")):
         with pytest.raises(PefllError, match="PEFLL-D640"):
             federation_from_frame(frame, label, "user")
         with pytest.warns(UserWarning, match="without a label"):
-            assert len(federation_from_frame(frame, label, "user", features=["n"], missing="drop").rows) == left
+            assert len(federation_from_frame(frame, label, "user", labels=labels, **drop).rows) == left
+    with pytest.raises(PefllError, match=r"for sets add labels='sets'.*PEFLL-D113"):  # the gaps made floats of them
+        federation_from_frame(frame, ["b", "c"], "user", **drop)
 
 
 def test_an_unseen_client_whose_rows_were_all_left_out():

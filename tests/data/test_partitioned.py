@@ -203,6 +203,32 @@ def test_torch_data_sets():
         assert error.value.code == code
 
 
+class Broken(torch.utils.data.Dataset):
+    """A data set of which one item fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, place: int) -> tuple[np.ndarray, int]:
+        if place == 7:
+            raise self.error
+        return X[place], int(Y[place])
+
+
+@pytest.mark.parametrize("fails", [ValueError, KeyError, OSError, TypeError])
+def test_an_item_that_fails_is_named(fails):
+    error, words = fails("bad file"), rf"item 7 of the dataset failed: {fails.__name__} in .*bad file.*Subset.*D660"
+    with pytest.raises(PefllError, match=words):
+        pefll.federation_from_dataset(Broken(error), np.arange(20) // 5)
+    kept = torch.utils.data.Subset(Broken(error), [place for place in range(20) if place != 7])
+    assert len(pefll.federation_from_dataset(kept, np.arange(19) // 5).rows) == 19
+    with pytest.raises(PefllError, match=r"has no item 0; dataset\[i\] must be \(x, y\) \[PEFLL-A585"):
+        pefll.federation_from_dataset({"x": X, "y": Y}, np.arange(2))
+
+
 def test_named_unseen_clients_are_unseen_and_the_others_keep_their_order():
     owner = np.repeat(["a", "b", "c", "d"], 5)
     plain = pefll.natural(pefll.samples_from_arrays(X, Y, owner), unseen=0.0)

@@ -98,6 +98,12 @@ class Strange(nn.Linear):
             return z + torch.rand(())
         if self.what == "mixing":
             return z - z.mean(0)
+        if self.what == "NaN":
+            return z * torch.nan
+        if self.what == "ruled out":
+            return torch.cat([z[:, :2], torch.full_like(z[:, 2:], -torch.inf)], dim=1)
+        if self.what == "logarithm":
+            return super().forward(x.log())
         raise AssertionError("I am broken")
 
 
@@ -106,12 +112,18 @@ class Strange(nn.Linear):
     [
         ("random", "PEFLL-N011"),
         ("mixing", "PEFLL-N012"),
+        ("NaN", r"the model Strange gives scores that are NaN .*PEFLL-N571"),
         ("broken", r"I am broken.*PEFLL-N005"),
     ],
 )
 def test_models_that_are_random_mix_samples_or_raise_are_refused(what, sentence):
     with pytest.raises(PefllError, match=sentence):
         check_model(Network(Strange(what)), (6,), 3, tokens=False)
+
+
+@pytest.mark.parametrize("what", ["ruled out", "logarithm"])
+def test_models_that_need_positive_values_or_rule_classes_out_are_fine(what):
+    check_model(Network(Strange(what)), (6,), 3, tokens=False)
 
 
 def test_building_and_fitting_leave_torchs_generator_alone():

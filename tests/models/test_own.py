@@ -163,6 +163,8 @@ class Strange(nn.Module):
         z = self.linear(x)
         if self.wrong == "random":
             z = z + torch.randn_like(z)
+        if self.wrong == "NaN":
+            z = z * torch.nan
         if self.wrong == "mixes":
             z = z - z.mean(0)
         if self.wrong == "mode":
@@ -183,6 +185,7 @@ WRONG = {
     "vector": "N543",
     "detached": "N543",
     "random": "N544",
+    "NaN": "N572",
     "mixes": "N545",
     "mode": "N545",
     "norm": "N028",

@@ -16,21 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from pefll.core.errors import PefllError
+from pefll.report.federation_plots import _draw_sizes, _sample_clients, class_picture
 from pefll.report.groups import group_runs
-from pefll.report.plots import (
-    CLASSES,
-    LINES,
-    MARKERS,
-    SEEN,
-    UNSEEN,
-    _apart,
-    _draw_sizes,
-    _kinds,
-    _sample_clients,
-    curves,
-    descriptor_map,
-    federation_picture,
-)
+from pefll.report.plots import CLASSES, LINES, MARKERS, SEEN, UNSEEN, _apart, _kinds, curves, descriptor_map
 from pefll.report.runs import read_run, read_runs
 from pefll.report.text import run_plot
 from pefll.runs.record import RunFolder
@@ -237,8 +225,8 @@ def test_every_axis_and_picture_says_what_it_shows(
     write_descriptors(folder, n, 30, 3)
     curves([folder], tmp_path / "c.svg")
     descriptor_map(folder, tmp_path / "d.svg")
-    federation_picture(histograms, n - 3, tmp_path / "f.svg")
-    federation_picture(histograms[:, :5], n - 3, tmp_path / "f.svg")
+    class_picture(histograms, n - 3, tmp_path / "f.svg")
+    class_picture(histograms[:, :5], n - 3, tmp_path / "f.svg")
     assert len(figures) == 4
     for figure in figures:
         for axes in figure.axes:
@@ -252,7 +240,7 @@ def test_every_axis_and_picture_says_what_it_shows(
 def test_skewed_counts_have_log_axes(make_run: MakeRun, tmp_path: Path, figures: list[Figure]) -> None:
     sizes = np.concatenate([np.arange(3, 40), [900, 2000]])
     for histograms, kind in ((sizes[:, None], "log"), (sizes[:37, None], "linear")):
-        federation_picture(histograms, len(histograms), tmp_path / "f.svg")
+        class_picture(histograms, len(histograms), tmp_path / "f.svg")
         axes = figures[-1].axes[1]
         assert axes.get_xscale() == kind
         assert sum(bar.get_height() for bar in axes.patches) == len(histograms), "nobody is left out"
@@ -311,21 +299,21 @@ def test_descriptor_map_of_any_size(make_run: MakeRun, tmp_path: Path, n: int, c
 def test_federation_picture(tmp_path: Path, classes: int) -> None:
     random, out = np.random.default_rng(0), tmp_path / "who.png"
     histograms = np.array([random.multinomial(random.integers(20, 200), [1 / classes] * classes) for _ in range(300)])
-    federation_picture(histograms, 270, out, title="digits")
+    class_picture(histograms, 270, out, title="digits")
     assert pixels(out, SEEN, alpha=0.8) > 5000
     assert pixels(out, UNSEEN, alpha=0.8) > 500
     unseen = pixels(out, UNSEEN, alpha=0.8)
-    federation_picture(histograms, 300, out)
+    class_picture(histograms, 300, out)
     assert pixels(out, UNSEEN, alpha=0.8) == 0 < unseen
 
 
 def test_federation_picture_of_equal_clients_and_of_one(tmp_path: Path) -> None:
     out = tmp_path / "who.svg"
-    federation_picture(np.full((4, 2), 50), 3, out, class_names=("cat", "dog"))
+    class_picture(np.full((4, 2), 50), 3, out, class_names=("cat", "dog"))
     text = out.read_text()
     assert "<!-- 100 -->" in text, "one number instead of one bar"
     assert "<!-- cat -->" in text
-    federation_picture(np.array([[3, 0, 1]]), 1, tmp_path / "one.png")
+    class_picture(np.array([[3, 0, 1]]), 1, tmp_path / "one.png")
     assert share_of_ink(tmp_path / "one.png") > 0.005
 
 
@@ -338,7 +326,7 @@ def test_sizes_have_a_bar_per_number_where_they_are_few() -> None:
 
 def test_federation_picture_of_nobody_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PefllError, match="PEFLL-O007"):
-        federation_picture(np.zeros((0, 10)), 0, tmp_path / "who.png")
+        class_picture(np.zeros((0, 10)), 0, tmp_path / "who.png")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +385,7 @@ def test_without_matplotlib_there_is_one_sentence(
     for draw in (
         lambda: curves([folder], tmp_path / "a.png"),
         lambda: descriptor_map(folder, tmp_path / "a.png"),
-        lambda: federation_picture(np.ones((2, 2)), 1, tmp_path / "a.png"),
+        lambda: class_picture(np.ones((2, 2)), 1, tmp_path / "a.png"),
     ):
         with pytest.raises(PefllError, match=r"pip install matplotlib \[PEFLL-O008\]$"):
             draw()

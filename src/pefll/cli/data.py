@@ -120,7 +120,7 @@ def data_summary(
     treat: Treat = None,
     task: Annotated[str, typer.Option(help="As in `pefll train`.", show_default="what fits the labels")] = "",
     picture: Annotated[
-        Path | None, typer.Option(help="Write a picture of the classes of each client, such as a .png.")
+        Path | None, typer.Option(help="Write a picture of the labels of each client, such as a .png.")
     ] = None,
     force: Force = False,
 ) -> None:
@@ -157,7 +157,5 @@ def data_summary(
     for sentence in federation.table.sentences(most=200) if federation.table else []:
         say(out, sentence)
     if picture is not None:
-        federation_picture(
-            federation.histograms(), federation.num_seen, picture, federation.class_names, federation.name
-        )
+        federation_picture(federation, picture)
         say(out, f"wrote {picture}")

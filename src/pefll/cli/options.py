@@ -9,14 +9,23 @@ from typing import Annotated, Any
 
 import typer
 
+from pefll.core.arguments import in_utf8
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
+
+
+def column_names(value: str | None) -> str | None:
+    """Return the names of columns in an option, as they are in the file, also if the locale is not UTF-8."""
+    return None if value is None else in_utf8(value)
+
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, as made by `pefll train --out`.", metavar="RUN")]
 Label = Annotated[
     str,
     typer.Option(
-        help="Name of the label column in a table, or of the array in an .npz.", show_default="label; in an .npz, y"
+        help="Name of the label column in a table, or of the array in an .npz.",
+        show_default="label; in an .npz, y",
+        callback=column_names,
     ),
 ]
 TrainedLabel = Annotated[
@@ -24,9 +33,10 @@ TrainedLabel = Annotated[
     typer.Option(
         help="Name of the label column in a table, or of the array in an .npz.",
         show_default="as in training; in an .npz, y",
+        callback=column_names,
     ),
 ]
-ClientColumn = Annotated[str, typer.Option(help="Name of the client column in a table or .npz.")]
+ClientColumn = Annotated[str, typer.Option(help="Name of the client column in a table or .npz.", callback=column_names)]
 Features = Annotated[
     str | None,
     typer.Option(help="The columns of a table that are features, with commas between them. [default: all others]"),

@@ -23,6 +23,7 @@ from pefll.cli.options import (
     RunPath,
     TrainedLabel,
     check_free,
+    column_names,
     own_code,
     parse_settings,
 )
@@ -60,7 +61,7 @@ def evaluate(
     label: TrainedLabel = None,
     client_column: Annotated[
         str | None,
-        typer.Option(help="Name of the client column in --data.", show_default="the run's"),
+        typer.Option(help="Name of the client column in --data.", show_default="the run's", callback=column_names),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The folder of data sets, if it has moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
@@ -163,7 +164,9 @@ def personalize(
     label: TrainedLabel = None,
     client_column: Annotated[
         str | None,
-        typer.Option(help="Name of the client column in a table or .npz.", show_default="the run's"),
+        typer.Option(
+            help="Name of the client column in a table or .npz.", show_default="the run's", callback=column_names
+        ),
     ] = None,
     settings: PersonalSettings = None,
     force: Force = False,
@@ -286,7 +289,9 @@ def predict(
     label: TrainedLabel = None,
     client_column: Annotated[
         str | None,
-        typer.Option(help="Name of the client column in a table or .npz.", show_default="the run's"),
+        typer.Option(
+            help="Name of the client column in a table or .npz.", show_default="the run's", callback=column_names
+        ),
     ] = None,
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, if the model is your own code.")

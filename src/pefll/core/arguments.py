@@ -74,6 +74,14 @@ def text(value: Any, name: str, example: str = "") -> str:
     return given
 
 
+def in_utf8(name: str) -> str:
+    """Return a name, such as a column's, that the command line or a setting gave in the encoding of file names.
+
+    Files are UTF-8 everywhere. In another locale, Python gives the letters of the command line as escaped bytes.
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def truth(value: Any, name: str) -> bool:
     """Return True or False; PefllError for anything else."""
     given = plain(value)

@@ -11,6 +11,7 @@ import torch
 from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted, either, first_few
+from pefll.data.label_advice import advice, described, many_numbers
 from pefll.data.raw_columns import is_missing
 from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
 
@@ -143,7 +144,7 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
         raise unknown("kind of labels", labels, LABELS)
     if labels != "auto":
         return labels
-    array = as_array(y, "y", name)
+    array = _unboxed(as_array(y, "y", name))
     if array.ndim == 2 and array.shape[1] and array.dtype.kind in "bui" and ((array == 0) | (array == 1)).all():
         return "sets"
     known = array[np.isfinite(array)] if array.dtype.kind == "f" else np.zeros(0)
@@ -157,6 +158,12 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
             f"for numbers add {for_numbers()}",
             code="PEFLL-D113",
         )
+    # A column of 1.0 and 2.0, or a matrix of 0.0 and 1.0, is not a regression without a word.
+    column = array.shape[1:] == (1,) and bool((np.floor(array) == array).all())
+    if column or (array.ndim == 2 and ((array == 0) | (array == 1)).all()):
+        raise PefllError(
+            f"{name}: labels are {described(array)} without fractions; {advice(array, 'classes')}", code="PEFLL-D113"
+        )
     return "numbers"
 
 
@@ -169,11 +176,10 @@ def other_labels(y: Any, kind: str, name: str = "arrays", whole: bool = False) -
 
     `whole` says whether these are the labels of all clients, whose differences must not be lost by rounding.
     """
-    array = as_array(y, "label", name)
+    array = _unboxed(as_array(y, "label", name))
     if array.dtype.kind not in ("fui" if kind == "numbers" else "buif") or array.ndim not in (1, 2):
         raise PefllError(
-            f"{name}: labels are {array.dtype} of shape {list(array.shape)}; {kind} need "
-            f"{'numbers [N] or [N, k]' if kind == 'numbers' else '0 or 1, as [N, k]'}",
+            f"{name}: labels are {described(array)}, not {kind}; {advice(array, kind, chooses=whole)}",
             code="PEFLL-D504",
         )
     if kind == "numbers":
@@ -181,8 +187,9 @@ def other_labels(y: Any, kind: str, name: str = "arrays", whole: bool = False) -
             array = array[:, 0] if array.shape[1:] == (1,) else array
             return _float32(array, name) if whole else array.astype(np.float32, copy=False)
     if not ((array == 0) | (array == 1)).all():
+        odd = array[(array != 0) & (array != 1)].flat[0]
         raise PefllError(
-            f"{name}: labels are sets, so they must be 0 or 1, but there are others; for numbers add {for_numbers()}",
+            f"{name}: labels are sets, so they must be 0 or 1, but there is {odd}; {advice(array, kind, whole)}",
             code="PEFLL-D505",
         )
     return array.reshape(len(array), -1).astype(np.int64)
@@ -217,7 +224,7 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
     """
     if labels != "classes":
         return other_labels(y, labels, name)
-    numbered, own = _labels(y, name)
+    numbered, own = _labels(y, name, chooses=False)
     if not own:
         return numbered
     place = {known: number for number, known in enumerate(class_names)}
@@ -270,12 +277,31 @@ def as_array(values: Any, what: str, name: str) -> Array:
         ) from None
 
 
-def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
-    """Return values as int64 [N], or texts as dtype object [N]; `floats` allows floats that are whole numbers."""
-    array = as_array(values, what, name)
+def _unboxed(array: Array) -> Array:
+    """Return an array of Python objects that are all True or False, or all floats, as an array of that type."""
+    if array.dtype.kind == "O":
+        for kind in (bool, float):
+            if all(type(value) is kind and not is_missing(value) for value in array.flat) and array.size:
+                return array.astype(kind)
+    return array
+
+
+def _column(values: Any, what: str, name: str, *, floats: bool = True, chooses: bool = True) -> Array:
+    """Return values as int64 [N], or texts as dtype object [N].
+
+    Args:
+        values: labels, or the client or split of each sample.
+        what: what they are.
+        name: name of the data.
+        floats: whether floats that are whole numbers are allowed.
+        chooses: whether labels may be other than classes, see `label_advice.advice`.
+    """
+    array = _unboxed(as_array(values, what, name))
     if array.ndim != 1:
+        what_to_do = advice(array, "classes", chooses) if what == "label" else "give one column"
         raise PefllError(
-            f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}", code="PEFLL-D110"
+            f"{name}: {what} must have one entry per sample, but its shape is {list(array.shape)}; {what_to_do}",
+            code="PEFLL-D110",
         )
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8", "replace")
@@ -297,26 +323,33 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True) -> Array:
             code="PEFLL-D111",
         )
     if array.dtype.kind == "f":
-        check_whole(array, what, name)
+        check_whole(array, what, name, chooses=chooses and what == "label")
         if not floats:
             raise PefllError(
                 f"{name}: {what}s are {array.dtype}; for classes {_as_whole()}",
                 code="PEFLL-D113",
             )
     elif array.dtype.kind not in "ui":
-        raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts", code="PEFLL-D114")
+        what_to_do = advice(array, "classes", chooses) if what == "label" and array.dtype.kind == "b" else ""
+        raise PefllError(
+            f"{name}: {what} is {array.dtype}; {what_to_do or 'it must hold whole numbers or texts'}", code="PEFLL-D114"
+        )
     _check_int64(array, what, name)
     return array.astype(np.int64, copy=False)
 
 
-def check_whole(array: Array, what: str, name: str, among: Any = True) -> None:
-    """Raise PefllError for floats [N] of which some are no whole numbers; only those in `among` [N] count."""
+def check_whole(array: Array, what: str, name: str, among: Any = True, *, chooses: bool = False) -> None:
+    """Raise PefllError for floats [N] of which some are no whole numbers; only those in `among` [N] count.
+
+    With `chooses`, the floats are labels, which may be numbers instead of classes.
+    """
     bad = ((np.floor(array) != array) | ~np.isfinite(array)) & among
     if bad.any():
         place = int(bad.argmax())
+        or_numbers = many_numbers(array) if chooses else ""
         raise PefllError(
             f"{name}: {what} {array[place]} of sample {place} is not a whole number; correct it or leave the sample "
-            "out",
+            f"out{or_numbers}",
             code="PEFLL-D112",
         )
 
@@ -354,8 +387,8 @@ def _number_texts(texts: Array) -> tuple[Array, tuple[str, ...]]:
     return np.fromiter((place[word] for word in texts), dtype=np.int64, count=len(texts)), names
 
 
-def _labels(y: Any, name: str, *, floats: bool = False) -> tuple[Array, tuple[str, ...]]:
-    column = _column(y, "label", name, floats=floats)
+def _labels(y: Any, name: str, *, floats: bool = False, chooses: bool = True) -> tuple[Array, tuple[str, ...]]:
+    column = _column(y, "label", name, floats=floats, chooses=chooses)
     return _number_texts(column) if column.dtype == object else (column, ())
 
 

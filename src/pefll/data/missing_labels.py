@@ -48,7 +48,7 @@ def labels_where(there: Array, y: Array, labels: str, name: str) -> Array:
     if there.all():
         return y
     if labels == "classes" and y.dtype.kind == "f" and y.ndim == 1:
-        check_whole(y, "label", name, there)
+        check_whole(y, "label", name, there, chooses=True)
     return without_gaps(y[there], known=labels != "auto")
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from pefll.core.arguments import listed, shown, text, whole_number
 from pefll.core.errors import PefllError, first_line
+from pefll.core.plugins import fault
 from pefll.core.wording import argument
 from pefll.data.arrays import as_array, samples_from_arrays
 from pefll.data.column_use import chosen_features, refuse_use, use_of
@@ -205,10 +207,19 @@ def federation_from_dataset(
     for place in range(total):
         try:
             item = dataset[place]
-        except (KeyError, TypeError, IndexError) as error:
+        except Exception as error:  # a user's code may raise anything
+            if isinstance(error, KeyError | TypeError | IndexError) and not isinstance(
+                dataset, torch.utils.data.Dataset
+            ):
+                raise PefllError(
+                    f"{name}: the dataset is {shown(dataset)}, and has no item {place}; dataset[i] must be (x, y)",
+                    code="PEFLL-A585",
+                ) from error
+            why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
             raise PefllError(
-                f"{name}: the dataset is {shown(dataset)}, and has no item {place}; dataset[i] must be (x, y)",
-                code="PEFLL-A585",
+                f"{name}: item {place} of the dataset failed: {why}; correct the dataset, or leave the item out with "
+                "torch.utils.data.Subset",
+                code="PEFLL-D660",
             ) from error
         if not isinstance(item, tuple | list) or len(item) < width:
             need = "(x, y, client), or (x, y) beside " + argument("client") if width == 3 else "(x, y)"

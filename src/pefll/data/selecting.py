@@ -9,13 +9,14 @@ import numpy as np
 from pefll.core.arguments import text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument, counted, first_few
+from pefll.data.label_advice import one_hot_note
 from pefll.data.samples import Array, Samples
 
 MISSING = ("impute", "drop", "drop-unlabelled", "refuse")
 
 
 def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) -> tuple[Samples, list[str]]:
-    """Return the samples that a user wants, and sentences that say what was left out.
+    """Return the samples that a user wants, and sentences that say what was left out, or what labels may be.
 
     Args:
         samples: the samples of a table, or others.
@@ -28,7 +29,7 @@ def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) ->
     if text(missing, "missing", "impute") not in MISSING:
         raise unknown("way to deal with missing values", missing, MISSING)
     least = whole_number(min_samples, argument("min_samples"), 1)
-    notes = []
+    notes = [note] if (note := one_hot_note(samples)) else []
     if samples.unlabelled:
         total = len(samples.x) + samples.unlabelled
         notes.append(f"{samples.name}: {counted(samples.unlabelled, 'row')} of {total:,} without a label left out")

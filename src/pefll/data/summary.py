@@ -1,4 +1,4 @@
-"""Statistics of a federation: samples, classes and clients."""
+"""Statistics of a federation: samples, labels and clients."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Summary:
         class_table: number of samples of each class, one triple per class; for sets, with each member.
         classes_per_client: spread of the number of classes among a client's training samples; zeros without classes.
         ranges: smallest, mean and largest training label of each column of numbers, or empty.
+        client_means: smallest, median and largest mean of a client's training labels of each column, or empty.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Summary:
     class_table: tuple[tuple[int, ...], ...]
     classes_per_client: Spread
     ranges: tuple[tuple[float, float, float], ...] = ()
+    client_means: tuple[tuple[float, float, float], ...] = ()
 
 
 def summarise(federation: Federation) -> Summary:
@@ -87,12 +89,13 @@ def summarise(federation: Federation) -> Summary:
         num_unseen=federation.num_unseen,
         num_untested=federation.num_untested,
         classes=classes,
-        class_names=federation.class_names,
+        class_names=label_names(federation),
         samples=tuple(count.sum(axis=1).tolist()),
         samples_per_client=tuple(_spread(each) for each in count),
         class_table=tuple(map(tuple, table.tolist())),
         classes_per_client=_spread(different),
         ranges=_ranges(labels[federation.rows_of_clients(TRAIN)]) if kind == "numbers" else (),
+        client_means=_spreads(client_means(federation)) if kind == "numbers" else (),
     )
 
 
@@ -100,6 +103,31 @@ def _ranges(numbers: Array) -> tuple[tuple[float, float, float], ...]:
     """Return minimum, mean and maximum of each column of numbers [m] or [m, k]."""
     columns = numbers.reshape(len(numbers), -1).astype(np.float64)
     return tuple(zip(*(part.tolist() for part in (columns.min(0), columns.mean(0), columns.max(0))), strict=True))
+
+
+def _spreads(means: Array) -> tuple[tuple[float, float, float], ...]:
+    """Return minimum, median and maximum of each column [n, k]."""
+    return tuple((float(each.min()), float(np.median(each)), float(each.max())) for each in means.T)
+
+
+def label_names(federation: Federation) -> tuple[str, ...]:
+    """Return the names of classes, of members of sets, or of columns of numbers; empty without names."""
+    one_column = federation.labels == "numbers" and federation.y[:1].numel() == 1
+    if not federation.class_names and one_column and federation.label_column:
+        return (federation.label_column,)
+    return federation.class_names
+
+
+def client_means(federation: Federation, split: int = TRAIN) -> Array:
+    """Return the mean of each client's labels in a split, for each column of numbers, float64 [n, k].
+
+    A client without samples in the split has NaN.
+    """
+    rows, count = federation.rows_of_clients(split), federation.count[split].cpu().numpy()
+    numbers = federation.y.cpu().numpy()[rows].reshape(len(rows), -1).astype(np.float64)
+    owner = np.repeat(np.arange(len(count)), count)
+    sums = [np.bincount(owner, weights=column, minlength=len(count)) for column in numbers.T]
+    return np.stack(sums, axis=1) / np.where(count > 0, count, np.nan)[:, None]
 
 
 def classes_without_samples(samples: Samples) -> str:

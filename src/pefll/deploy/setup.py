@@ -20,6 +20,7 @@ from pefll.engines.flower.protocol.agreement import Agreement
 from pefll.engines.flower.protocol.names import client_name
 from pefll.methods import typed_settings
 from pefll.models import resolve_model
+from pefll.tasks.checking import bound_task
 from pefll.tasks.names import allow_task, checked_task, inferred, labels_for, name_of
 
 MOST_GENERATED_NAMES = 10_000  # more would take long, because each client gets a key
@@ -79,7 +80,7 @@ def agreement_like(
     samples = load_samples(like, data_dir, label=label, client=client, labels=labels_for(task))
     # Clients cannot learn together what to do to the columns of a table, so the example's rows decide.
     example = _one_client(samples)
-    learned = (checked_task(task) or inferred(example)).bind(_one_client(samples, validation=0.0, test=0.0))
+    learned = bound_task(checked_task(task) or inferred(example), _one_client(samples, validation=0.0, test=0.0))
     agreed = Agreement(
         method=method,
         settings=typed_settings(method, settings),

@@ -223,18 +223,20 @@ def check_cohort_size(federation: Federation, size: int) -> None:
         )
 
 
-def not_finite(task: str, client: str | None, round_: int | None) -> Diverged:
+def not_finite(task: str, client: str | None, round_: int | None, loss: str = "") -> Diverged:
     """Return the error for a reply with NaN or infinity.
 
     Args:
         task: the name of the task.
         client: the name of the first client that sent such a reply; None if unknown.
         round_: number of the training round; None in an evaluation.
+        loss: the user's own loss in words, which may be the reason; "" for a loss of this package.
     """
     who = "a client" if client is None else f"client {client}"
     when = "" if round_ is None else f" at round {round_}"
     return Diverged(
-        f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr",
+        f"{who} replied with NaN or infinity in {task}{when}: training diverged; lower client_lr or server_lr"
+        + (f", or correct {loss}, which may be infinite for a label" if loss else ""),
         code="PEFLL-E012",
     )
 

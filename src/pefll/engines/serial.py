@@ -29,6 +29,7 @@ from pefll.engines.settings import EngineSettings
 from pefll.engines.synchronous import SynchronousEngine
 from pefll.engines.workers import Workers
 from pefll.methods.contract import ClientState, Each, Everyone, Method
+from pefll.tasks.checking import own_loss_of
 
 # Number of clients in an evaluation's cohort: enough to keep every process busy, few enough for frequent progress.
 CLIENTS_AT_ONCE = 16
@@ -54,10 +55,13 @@ class SerialCohort(BaseCohort):
             replies = self.engine.workers.run(name, ids, self.round, cast, static, self.on_progress, rate)
         else:
             replies = self.engine.run_here(task, ids, self.round, cast, static, self.on_progress, rate)
-        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(replies)):
+        # Who asks for sums checks them, and knows a metric that is not finite from training that diverged.
+        are_sums = not self.trains and self.engine.method.predict == task
+        if not are_sums and not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(replies)):
             client = int(client_to_blame(replies, self.ids, cast))
             who = None if client < 0 else self.engine.federation.name_of(client)
-            raise not_finite(name or "a task", who, self.round if self.trains else None)
+            loss = own_loss_of(self.engine.method.problem.task)
+            raise not_finite(name or "a task", who, self.round if self.trains else None, loss)
         return replies
 
 

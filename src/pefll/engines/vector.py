@@ -33,6 +33,7 @@ from pefll.engines.mapping import check_embedding_mapped, check_mapped, explain_
 from pefll.engines.round_plan import CONSTANT, UNIFORM, Rates, RoundPlan
 from pefll.engines.settings import EngineSettings
 from pefll.methods.contract import Each, Everyone, Method, Problem
+from pefll.tasks.checking import own_loss_of
 
 # Evaluation maps several clients at once. Together they have about this many samples (with padding) and parameters.
 SAMPLES_AT_ONCE = {"cuda": 1 << 16, "cpu": 1 << 12}
@@ -213,7 +214,8 @@ class VectorEngine:
         """
         round_, client = bad.tolist()
         if round_ >= 0:
-            raise not_finite("training", None if client < 0 else self.federation.name_of(client), round_)
+            who = None if client < 0 else self.federation.name_of(client)
+            raise not_finite("training", who, round_, own_loss_of(self.method.problem.task))
 
     def _sample(self, t: Tensor, given: RoundInputs = NO_INPUTS) -> Tensor:
         if given.clients is not None:

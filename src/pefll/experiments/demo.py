@@ -152,9 +152,7 @@ def _pictures(folder: Path, runs: dict[str, list[Run]], seeds: int, console: Con
     try:
         curves([RunFolder(folder / "runs" / name) for name in names], folder / "curves.png")
         descriptor_map(RunFolder(folder / "runs" / "pefll-0"), folder / "descriptors.png")
-        federation_picture(
-            federation.histograms(), federation.num_seen, folder / "clients.png", federation.class_names, "digits"
-        )
+        federation_picture(federation, folder / "clients.png")
     except PefllError as error:  # matplotlib is an extra
         say(console, f"No pictures: {error}")
         return

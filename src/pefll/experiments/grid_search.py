@@ -33,6 +33,7 @@ from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.runs.record import figure_text, metric_word, seed_folder
 from pefll.tasks import Task
+from pefll.tasks.checking import bound_task
 from pefll.tasks.names import resolve_task
 from pefll.tasks.sums import layout_of
 from pefll.training import fitting, run
@@ -236,7 +237,7 @@ def _protocol(search: Search, data: Federation) -> dict[str, Any]:
     config = search.config
     by = "seen clients that take no part in training," if search.hold_out else "seen clients"
     task, data, text = resolve_task(search.task or config.task, data)
-    bound = task.bind(data)
+    bound = bound_task(task, data)
     measure = Measure(bound, layout_of(bound, data.y, data.classes))
     metric = measure.names[0]
     model = config.model if search.model is not None else resolve_model(config.model, data.input_shape, data.tokens)

@@ -151,6 +151,12 @@ def check_model(
             raise PefllError(
                 f"{name} returns scores of {output.dtype} for samples of torch.float32; convert them", code="PEFLL-N010"
             )
+        if torch.isnan(output).any():  # infinite scores may be classes that a model rules out
+            raise PefllError(
+                f"{name} gives scores that are NaN for samples between 0 and 1, before any training; correct its "
+                "weights and what its forward computes",
+                code="PEFLL-N571",
+            )
         if not torch.equal(output, again):
             raise PefllError(
                 f"{name} gives different scores for the same samples; remove its random operations", code="PEFLL-N011"
@@ -174,10 +180,11 @@ def _example(module: nn.Module, shape: tuple[int, ...], tokens: bool) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64)
     example = torch.randn(shape)
     try:
-        module(example.clone())
+        scores = module(example.clone())
+        fits = not isinstance(scores, Tensor) or not torch.isnan(scores).any()  # a logarithm needs positive values
     except Exception:  # noqa: BLE001 - user code may raise anything, for example if it uses features as word indices
-        return example.abs().clamp(max=0.99)
-    return example
+        fits = False
+    return example if fits else example.abs().clamp(min=0.01, max=0.99)
 
 
 def _run_one(module: nn.Module, name: str, sample: Tensor, scores: Tensor) -> Tensor:

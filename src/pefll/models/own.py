@@ -212,6 +212,11 @@ def check_network(network: Network, width: int, advice: str) -> None:
             f"{name} returns {found} for a batch of 3; it must be torch.float32 of shape {(3, width)}: {advice}",
             code="PEFLL-N543",
         )
+    if torch.isnan(output).any():
+        raise PefllError(
+            f"{name} gives numbers that are NaN before any training; correct its weights and what its forward computes",
+            code="PEFLL-N572",
+        )
     if not torch.equal(output, again):
         raise PefllError(
             f"{name} gives different numbers for the same input; remove its random operations", code="PEFLL-N544"

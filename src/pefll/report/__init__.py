@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pefll.report.comparison import Comparison, compare
 from pefll.report.federation import print_federation
-from pefll.report.plots import curves, descriptor_map, federation_picture
+from pefll.report.federation_plots import federation_picture
+from pefll.report.plots import curves, descriptor_map
 from pefll.report.runs import mean_and_std, mean_std_text
 from pefll.report.show import show
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ Array = npt.NDArray[Any]
 MOST_CLIENTS = 10_000
 MOST_PROBES = 1_000
 _ARRAYS = ("descriptors", "histograms", "seen")
+_OF_OTHER_LABELS = ("labels", "samples", "means", "label_name")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +30,20 @@ class Descriptors:
     """The content of a run's `descriptors.npz`."""
 
     descriptors: Array  # float64 [n, l]
-    histograms: Array  # int64 [n, classes], samples per client and class
+    histograms: Array  # int64 [n, classes], samples per client and class; see `Federation.histograms` for other labels
     seen: Array  # bool [n]
     class_names: tuple[str, ...] = ()  # one per class; empty if the data has no names, or in files of earlier versions
+    labels: str = "classes"  # what labels are: classes, numbers or sets
+    samples: Array | None = None  # int64 [n], samples per client; None in files of earlier versions
+    means: Array | None = None  # float64 [n], mean of a client's labels, if these are numbers: of their first column
+    label_name: str = ""  # name of this column; empty without a name
+
+    @property
+    def distributions(self) -> Array:
+        """The share of each client's samples of each class, member of sets, or group of numbers, float64 [n, k]."""
+        total = self.histograms.sum(axis=1) if self.labels != "sets" or self.samples is None else self.samples
+        shares: Array = self.histograms / np.maximum(1, total)[:, None]
+        return shares
 
 
 def read_descriptors(folder: RunFolder) -> Descriptors:
@@ -42,7 +56,7 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
         )
     try:
         with open_limited(path, MOST_DESCRIPTORS):
-            arrays = read_npz(path, (), (*_ARRAYS, "run", "class_names"))
+            arrays = read_npz(path, (), (*_ARRAYS, *_OF_OTHER_LABELS, "run", "class_names"))
         if missing := [name for name in _ARRAYS if name not in arrays]:
             raise PefllError(f"{path} is damaged: it has no {first_few(missing)}", code="PEFLL-O002")
         v = np.asarray(arrays["descriptors"], dtype=np.float64)
@@ -65,7 +79,21 @@ def read_descriptors(folder: RunFolder) -> Descriptors:
     names = arrays.get("class_names", np.array([], dtype=str))
     if names.dtype.kind != "U" or names.shape not in ((0,), (histograms.shape[1],)):
         raise PefllError(f"{path} is damaged: its class_names are not one text per class", code="PEFLL-O622")
-    return Descriptors(v, histograms, seen, tuple(names.tolist()))
+    return Descriptors(v, histograms, seen, tuple(names.tolist()), **_of_other_labels(path, arrays, len(v)))
+
+
+def _of_other_labels(path: Path, arrays: Mapping[str, Array], n: int) -> dict[str, Any]:
+    """Return what a file says of labels that are no classes; PefllError if it makes no sense."""
+    labels, name = (str(arrays.get(key, "")) for key in ("labels", "label_name"))
+    samples, means = arrays.get("samples"), arrays.get("means")
+    if labels in ("", "classes"):
+        return {}
+    fits = labels in ("numbers", "sets") and samples is not None and samples.shape == (n,)
+    if labels == "numbers":
+        fits = fits and means is not None and means.shape == (n,) and bool(np.isfinite(means).all())
+    if not fits:
+        raise PefllError(f"{path} is damaged: what it says of the labels makes no sense", code="PEFLL-O660")
+    return {"labels": labels, "samples": samples, "means": means, "label_name": name}
 
 
 def principal_plane(points: Array) -> tuple[Array, Array]:
@@ -119,7 +147,7 @@ def distances(found: Descriptors) -> tuple[Array, Array]:
         # The spacing missed all unseen clients, because they are few.
         unseen = np.flatnonzero(~found.seen)
     probes = _spaced(unseen if len(unseen) else kept, MOST_PROBES)
-    pi = found.histograms / np.maximum(1, found.histograms.sum(axis=1, keepdims=True))
+    pi = found.distributions
     d_v, d_pi = [], []
     for probe in probes:
         others = kept[kept != probe][: len(kept) - 1]  # equally many for a probe that is not in `kept`

@@ -1,6 +1,8 @@
-"""Prints a federation: clients, samples and classes."""
+"""Prints a federation: clients, samples and labels."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +17,9 @@ MOST_CLASSES = 20
 
 
 def print_federation(summary: Summary, console: Console) -> None:
-    """Print the clients of a federation, their samples per split, and their classes.
+    """Print the clients of a federation, their samples per split, and their labels.
 
-    If there are more than MOST_CLASSES classes, only the most and the least frequent ones are listed.
+    If there are more than MOST_CLASSES classes, or members of sets, only the most and the least frequent are listed.
     """
     console.print(Text.assemble((summary.name, "bold"), f", {summary.partition}"))
     console.print(
@@ -30,24 +32,33 @@ def print_federation(summary: Summary, console: Console) -> None:
     console.print()
     console.print(_samples_table(summary))
     console.print()
-    console.print(_range_table(summary) if summary.ranges else _class_table(summary))
+    if not summary.ranges:
+        console.print(_class_table(summary))
+        return
+    console.print(_range_table("Training labels", ("least", "mean", "most"), summary.ranges, summary))
+    if summary.client_means:
+        console.print()
+        title = "Means of clients"
+        console.print(_range_table(title, ("least", "median", "most"), summary.client_means, summary))
 
 
 def _label_words(summary: Summary) -> str:
     if summary.ranges:
         return f"labels are {counted(len(summary.ranges), 'number')}"
     if not summary.classes:
-        return f"labels are sets of {len(summary.class_table)}"
+        members = sum(row[0] for row in summary.class_table) / max(1, summary.samples[0])
+        return f"labels are sets of {len(summary.class_table)}, with {members:.2g} members on average"
     return f"{counted(summary.classes, 'class')}, {_spread(summary.classes_per_client)} per client"
 
 
-def _range_table(summary: Summary) -> Table:
-    table = new_table("Training labels")
+def _range_table(title: str, headings: Sequence[str], ranges: Sequence[Sequence[float]], summary: Summary) -> Table:
+    """Return a table with three figures for each column of numbers."""
+    table = new_table(title)
     table.add_column("label", overflow="fold")
-    for heading in ("least", "mean", "most"):
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for k, values in enumerate(summary.ranges):
-        name = summary.class_names[k] if len(summary.class_names) == len(summary.ranges) else str(k)
+    for k, values in enumerate(ranges):
+        name = summary.class_names[k] if len(summary.class_names) == len(ranges) else str(k)
         table.add_row(Text(name), *(f"{value:.4g}" for value in values))
     return table
 
@@ -63,13 +74,15 @@ def _samples_table(summary: Summary) -> Table:
 
 
 def _class_table(summary: Summary) -> Table:
-    table = new_table("Samples of each class")
-    table.add_column("class", overflow="fold")
+    sets = not summary.classes
+    table = new_table("Samples with each label" if sets else "Samples of each class")
+    table.add_column("label" if sets else "class", overflow="fold")
     for split in SPLITS:
         table.add_column(split, justify="right")
     table.add_column("share of train")
     train = [row[0] for row in summary.class_table]
-    largest, total = max(1, *train), max(1, sum(train))
+    # A sample has one class, but any number of members of a set.
+    largest, total = max(1, *train), max(1, summary.samples[0] if sets else sum(train))
     for k in _listed(train):
         if k is None:
             table.add_row("…", *["…"] * len(SPLITS), "")

@@ -1,4 +1,4 @@
-"""Plots of runs and federations as PNG, PDF or SVG; the file's extension chooses the format.
+"""Plots of runs as PNG, PDF or SVG; the file's extension chooses the format.
 
 matplotlib is optional and slow to import, so functions import it when they draw. They do not use pyplot, so they need
 no display and leave no global state.
@@ -21,7 +21,7 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
-from pefll.report.descriptors import Array, distances, mean_correlation, principal_plane, read_descriptors
+from pefll.report.descriptors import Array, Descriptors, distances, mean_correlation, principal_plane, read_descriptors
 from pefll.report.groups import SeedGroup, group_runs, note_of_unseen
 from pefll.report.runs import StoredRun, different_data, in_per_cent, read_runs, same_metric
 from pefll.report.table import metric_words
@@ -43,7 +43,6 @@ MARKERS = ("o", "^", "s", "v", "D", "X")
 SEEN, UNSEEN = "#0072B2", "#D55E00"
 INK, FAINT = "#333333", "#8a8a8a"
 FORMATS = ("png", "pdf", "svg")
-MOST_SHOWN = 60
 MOST_DOTS = 3_000
 MOST_MARKS = 1_500  # clients with a mark of their own; more of them overlap
 CELLS = 44  # hexagons across a picture
@@ -100,6 +99,8 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     name, _, unit = metric_words(runs).partition(" in ")
     beside = all(len(curve.label) <= MOST_BESIDE and ", " not in curve.label for curve in found)
     with drawing(out, (10.5, 4.1 if beside else 4.1 + 0.21 * (len(found) + 2))) as figure:
+        from matplotlib.ticker import MaxNLocator
+
         communicates = any(curve.megabytes[-1] > 0 for curve in found)
         panels = figure.subplots(1, 2, sharey=True) if communicates else [figure.subplots()]
         for axes, by in zip(panels, ("rounds", "megabytes"), strict=False):
@@ -109,6 +110,7 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
                 _draw_curve(axes, curve, by, colour)
             axes.set_xlim(left=0)
         panels[0].set_xlabel("round")
+        panels[0].xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10], integer=True))
         panels[0].set_ylabel(f"validation {name}{unit and ', ' + unit}")
         if beside:
             _label_ends(panels[0], found)
@@ -127,7 +129,8 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
 def descriptor_map(folder: RunFolder, out: Path) -> None:
     """Draw a run's descriptors in their principal plane, and their distances.
 
-    The second panel shows descriptor distance against label-distribution distance.
+    A client's colour is its most frequent class or label; if labels are numbers, the mean of its labels. The second
+    panel shows descriptor distance against label-distribution distance.
     """
     found = read_descriptors(folder)
     plane, shares = principal_plane(found.descriptors)
@@ -135,7 +138,11 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
     with drawing(out, (10.5, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
         left.set_title(f"Descriptors of {counted(len(plane), 'client')} in their principal plane")
-        _draw_plane(left, plane, _kinds(found.histograms, found.class_names), found.seen)
+        if found.means is not None:
+            _draw_values(figure, left, plane, found.means, found.seen, f"mean {_label_name(found)} of a client")
+        else:
+            kind = "class" if found.labels == "classes" else "label"
+            _draw_plane(left, plane, _kinds(found.histograms, found.class_names), found.seen, kind)
         for axis, share, name in zip((left.xaxis, left.yaxis), shares, ("first", "second"), strict=True):
             axis.set_label_text(f"{name} principal direction ({100 * share:.0f}% of variance)")
             axis.set_ticks([])
@@ -143,37 +150,7 @@ def descriptor_map(folder: RunFolder, out: Path) -> None:
         who = "all" if found.seen.all() else "unseen"
         value = f"{correlation:.2f}".replace("-", "−") if np.isfinite(correlation) else "undefined"
         right.set_title(f"Distances of {who} clients to others\n(Spearman's rank correlation {value})")
-        _draw_distances(figure, right, d_v.ravel(), d_pi.ravel())
-
-
-def federation_picture(
-    histograms: Array, num_seen: int, out: Path, class_names: Sequence[str] = (), title: str = ""
-) -> None:
-    """Draw the classes of each client, and the distribution of the clients' sample counts.
-
-    Args:
-        histograms: [n, classes], samples per client and class; seen clients first.
-        num_seen: how many clients are seen.
-        out: the file to write.
-        class_names: one per class; empty for numbers.
-        title: title above the picture.
-    """
-    histograms = np.asarray(histograms)
-    if histograms.ndim != 2 or histograms.size == 0:
-        raise PefllError(
-            f"histograms has shape {histograms.shape}; it must have one row per client and one column per class",
-            code="PEFLL-O007",
-        )
-    n, classes = histograms.shape
-    shown = _sample_clients(n, num_seen)
-    with drawing(out, (10.5, float(np.clip(1.6 + 0.24 * classes, 3.4, 6.5)))) as figure:
-        left, right = figure.subplots(1, 2, width_ratios=(3, 1))
-        few = f"{len(shown)} of {n:,} clients" if len(shown) < n else counted(n, "client")
-        left.set_title(f"Classes of {few}{f', {title}' if title else ''}", pad=22)
-        (_draw_bubbles if classes <= 26 else _draw_heat)(figure, left, histograms[shown], shown < num_seen)
-        _name_classes(left, classes, class_names)
-        _divide(left, int((shown < num_seen).sum()), len(shown))
-        _draw_sizes(right, histograms.sum(axis=1), num_seen)
+        _draw_distances(figure, right, d_v.ravel(), d_pi.ravel(), _distance_name(found))
 
 
 def check_drawable(out: Path) -> None:
@@ -391,11 +368,23 @@ def _kinds(histograms: Array, class_names: Sequence[str]) -> _Kinds:
     )
 
 
-def _draw_plane(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> None:
+def _label_name(found: Descriptors) -> str:
+    """Return the name of the numbers whose means are drawn."""
+    return shorten(found.label_name, 24, placeholder="…") or "label"
+
+
+def _distance_name(found: Descriptors) -> str:
+    """Return what the distance of two clients' labels is."""
+    if found.labels == "sets":
+        return "distance of the shares of samples with each label"
+    groups = f"\n({_label_name(found)} in ten groups of equal size)" if found.labels == "numbers" else ""
+    return f"label-distribution distance{groups}"
+
+
+def _draw_plane(axes: Axes, plane: Array, kinds: _Kinds, seen: Array, kind: str) -> None:
     from matplotlib.lines import Line2D
 
-    axes.set_aspect("equal", adjustable="datalim")  # equal scales keep distances comparable
-    axes.margins(0.06)
+    _scale_equally(axes)
     dense = len(plane) > MOST_MARKS
     (below, note) = _draw_density(axes, plane, kinds, seen) if dense else (_draw_marks(axes, plane, kinds, seen), "")
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
@@ -406,7 +395,50 @@ def _draw_plane(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> None:
         if (kinds.of_client == k).any()
     ]
     beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 1.2}
-    axes.legend(handles=entries, title=f"most frequent\nclass{note}", alignment="left", **beside)
+    axes.legend(handles=entries, title=f"most frequent\n{kind}{note}", alignment="left", **beside)
+
+
+def _scale_equally(axes: Axes) -> None:
+    axes.set_aspect("equal", adjustable="datalim")  # equal scales keep distances comparable
+    axes.margins(0.06)
+
+
+def _draw_values(figure: Figure, axes: Axes, plane: Array, values: Array, seen: Array, name: str) -> None:
+    """Draw each client in the colour of its value; many of them as hexagons in the colour of their mean."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+    from matplotlib.lines import Line2D
+
+    _scale_equally(axes)
+    x, y = plane.T
+    low, high = float(values.min()), float(values.max())
+    skewed = low > 0 and high >= SKEW * low
+    norm = LogNorm(low, high) if skewed else Normalize(low, high)
+    colours = LinearSegmentedColormap.from_list("dark", colormaps["viridis"](np.linspace(0, 0.9, 64)))
+    dense = len(plane) > MOST_MARKS
+    look: dict[str, Any] = {"ls": "", "color": FAINT, "marker": "h" if dense else "o"}
+    entries = [Line2D([], [], label="clients" if dense else "seen client", mew=0, ms=8 if dense else 6, **look)]
+    if dense:
+        axes.hexbin(x, y, C=values, gridsize=CELLS, norm=norm, cmap=colours, linewidths=0.2)
+        if not seen.all():
+            axes.scatter(x[~seen], y[~seen], s=3, color="black", linewidths=0, zorder=3)
+            entries.append(Line2D([], [], color="black", ls="", marker="o", ms=2.5, label="unseen client"))
+        name = f"{name}, mean of a cell"
+    else:
+        size = float(np.clip(9000 / len(plane), 9, 46))
+        shade = colours(norm(values))
+        axes.scatter(x[seen], y[seen], s=size, color=shade[seen], alpha=0.85, linewidths=0)
+        if not seen.any():
+            entries = []
+        if not seen.all():
+            hollow: dict[str, Any] = {"facecolors": "none", "edgecolors": shade[~seen], "linewidths": 1.5}
+            axes.scatter(x[~seen], y[~seen], s=1.8 * size + 20, **hollow)
+            entries.append(Line2D([], [], label="unseen client", mfc="none", mew=1.5, ms=8, **look))
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.07), "ncols": 2, "borderaxespad": 0.2}
+    axes.legend(handles=entries, **place)
+    label = fill(f"{name} (log scale)" if skewed else name, 36)
+    add_colour_bar(figure, axes, ScalarMappable(norm, colours), label, format="{x:,g}")
 
 
 def _draw_marks(axes: Axes, plane: Array, kinds: _Kinds, seen: Array) -> list[Any]:
@@ -466,110 +498,24 @@ def _mode(values: Any) -> int:
     return int(np.bincount(np.asarray(values, dtype=np.int64)).argmax())
 
 
-def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array) -> None:
-    axes.set_xlabel("label-distribution distance")
+def _draw_distances(figure: Figure, axes: Axes, d_v: Array, d_pi: Array, name: str) -> None:
+    axes.set_xlabel(name)
     axes.set_ylabel("descriptor distance")
     if len(d_v) <= MOST_DOTS:
         few = 1 - len(d_v) / MOST_DOTS
         axes.scatter(d_pi, d_v, s=12 + 20 * few**8, color=SEEN, alpha=0.35 + 0.4 * few**8, linewidths=0)
     else:
         cells = axes.hexbin(d_pi, d_v, gridsize=34, bins="log", cmap="Blues", mincnt=1, linewidths=0.2)
-        _add_colour_bar(figure, axes, cells, "pairs of clients", format="{x:,.0f}")
+        add_colour_bar(figure, axes, cells, "pairs of clients (log scale)", format="{x:,.0f}")
     axes.set_ylim(bottom=0)
 
 
-def _add_colour_bar(figure: Figure, axes: Axes, drawn: Any, label: str, **look: Any) -> None:
-    figure.colorbar(drawn, ax=axes, label=label, pad=0.02, **look).outline.set_visible(False)
+def add_colour_bar(figure: Figure, axes: Axes, drawn: Any, label: str, **look: Any) -> None:
+    """Draw the colour bar of what is drawn beside the axes."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogFormatter
 
-
-def _sample_clients(n: int, num_seen: int) -> Array:
-    """Return at most MOST_SHOWN clients, evenly spaced, with some of each group that exists."""
-    if n <= MOST_SHOWN:
-        return np.arange(n)
-    unseen = n - num_seen
-    shown = max(min(unseen, 6), round(MOST_SHOWN * unseen / n))
-    shown = min(shown, MOST_SHOWN - min(num_seen, 6))
-    parts = [(0, num_seen, MOST_SHOWN - shown), (num_seen, n, shown)]
-    return np.concatenate([np.linspace(low, high - 1, k).round().astype(np.int64) for low, high, k in parts if k])
-
-
-def _draw_bubbles(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
-    client, label = np.nonzero(histograms)
-    # Shares, because counts would make the bubbles of small clients invisible. The other panel shows the counts.
-    share = histograms[client, label] / histograms.sum(axis=1)[client]
-    # The largest bubble fills its cell.
-    wide, high = figure.get_size_inches() * 72
-    cell = min(0.62 * wide / len(histograms), 0.7 * high / histograms.shape[1])
-    area = (0.95 * cell) ** 2 * share / share.max(initial=1e-9)
-    colours = np.where(seen[client], SEEN, UNSEEN)
-    axes.scatter(client, label, s=area, c=colours.tolist(), alpha=0.8, linewidths=0)
-    axes.set_xlabel("client (area: a class's share of the client's samples)")
-
-
-def _draw_heat(figure: Figure, axes: Axes, histograms: Array, seen: Array) -> None:
-    del seen
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
-
-    table = np.ma.masked_equal(histograms.T, 0)
-    # Logarithmic, so that a class with few samples stays visible beside a class with many.
-    norm = LogNorm(vmin=1, vmax=max(2.0, float(histograms.max())))
-    colours = LinearSegmentedColormap.from_list("visible", colormaps["YlGnBu"](np.linspace(0.25, 1, 64)))
-    image = axes.imshow(table, aspect="auto", interpolation="nearest", cmap=colours, norm=norm)
-    _add_colour_bar(figure, axes, image, "samples (log scale)", format="{x:,.0f}")
-    axes.set_xlabel("client")
-
-
-def _name_classes(axes: Axes, classes: int, names: Sequence[str]) -> None:
-    if len(names) != classes:
-        names = [str(k) for k in range(classes)]
-    step = 1 if classes <= 26 else -(-classes // 13)
-    axes.set_yticks(range(0, classes, step), labels=[names[k] for k in range(0, classes, step)])
-    axes.set_ylim(classes - 0.5, -0.5)
-    axes.set_ylabel("class")
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-
-
-def _divide(axes: Axes, seen: int, shown: int) -> None:
-    """Draw a line between seen and unseen clients, and label both sides."""
-    axes.set_xlim(-0.8, shown - 0.2)
-    sides = [("seen", SEEN, -0.5, seen - 0.5), ("unseen", UNSEEN, seen - 0.5, shown - 0.5)]
-    for name, colour, start, end in sides:
-        if end > start:
-            where = (start + end) / 2
-            axes.text(where, 1.0, name, transform=axes.get_xaxis_transform(), ha="center", va="bottom", color=colour)
-    if 0 < seen < shown:
-        axes.axvline(seen - 0.5, color=INK, linewidth=1.2)
-
-
-def _draw_sizes(axes: Axes, sizes: Array, num_seen: int) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
-
-    parts = [sizes[:num_seen], sizes[num_seen:]]
-    axes.set_title("Samples per client", pad=22)
-    low, high = int(sizes.min()), int(sizes.max())
-    if low == high:  # show the number instead of a single bar
-        axes.axis("off")
-        axes.text(0.5, 0.5, f"{low:,}", transform=axes.transAxes, ha="center", va="bottom", fontsize=26, color=SEEN)
-        axes.text(0.5, 0.46, "every client", transform=axes.transAxes, ha="center", va="top")
-        return
-    axes.grid(axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.set_ylabel("clients")
-    spread = f"least {low:,}, median {np.median(sizes):,.0f},\nmost {high:,}"
-    if high >= SKEW * max(1, low):
-        # Edges lie between integers here, too.
-        bins = np.unique(np.floor(np.geomspace(max(1, low), high + 1, 18))) - 0.5
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel(f"samples (log scale)\n{spread}")
-    else:
-        # Bin edges lie between integers, so that few different values get one bar each.
-        bins = np.linspace(low - 0.5, high + 0.5, min(24, high - low + 1) + 1)
-        axes.set_xlabel(f"samples\n{spread}")
-    axes.hist(parts, bins=bins.tolist(), stacked=True, color=[SEEN, UNSEEN], alpha=0.8, rwidth=0.92)
+    bar = figure.colorbar(drawn, ax=axes, label=label, pad=0.02, **look)
+    bar.outline.set_visible(False)
+    if isinstance(drawn.norm, LogNorm):  # plain numbers where the bar is too short for two powers of ten
+        bar.ax.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pefll.core.arguments import number, plain, share, shown, text, whole_number
+from pefll.core.arguments import in_utf8, number, plain, share, shown, text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import read_limited, write_whole
 from pefll.core.wording import argument, counted, for_the_command_line
@@ -49,6 +49,8 @@ OF_TABLES = ("features", "drop", "treat", "encode", "missing", "min_samples", "t
 SILENT = {"data_dir", "device", "processes", "checkpoint_every", "checkpoint_minutes", "data_sha256"}
 MOST_CHARACTERS = 16_384  # in a settings file
 MOST_BYTES = 4 * MOST_CHARACTERS  # UTF-8 needs at most 4 per character
+# Settings that name columns of a table.
+_COLUMNS = ("label", "client_column", "features", "drop", "treat", "time_column")
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class Config:
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             self._check_type(each.name, str(each.type).partition("[")[0])
+        for name in _COLUMNS:
+            object.__setattr__(self, name, in_utf8(getattr(self, name)))
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
         if self.precision not in PRECISIONS:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pefll.core.arguments import in_utf8
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.wording import argument, either
@@ -85,7 +86,7 @@ def _unseen_clients(text: str) -> tuple[str, ...]:
     """Return the names of unseen clients, from a text with commas between them or from a file with one per line."""
     path = Path(text).expanduser()
     if not text or len(text) > MOST_PATH or not path.is_file():
-        return names_in(text)
+        return names_in(in_utf8(text))
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

@@ -24,6 +24,7 @@ from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
 from pefll.runs.personal import check_input, warn_of_positions
 from pefll.tasks import Task
+from pefll.tasks.own import ask
 
 
 class NewClient(NamedTuple):
@@ -109,7 +110,7 @@ def federation_of_new_client(x: Any, y: Any, spec: ModelSpec, task: Task) -> Fed
     )
     one = one_client(samples, num_seen=0)
     if not spec.classes:
-        task.check(one)
+        ask(task, "check", one)
     if y is None and task.labels != "numbers":
         one = dataclasses.replace(one, y=torch.full_like(one.y, -1))  # -1 is no class; 0 would be the first class
     return one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 from pefll.tasks import Classification, Task
 from pefll.tasks.names import allow_task, named_again, task_of
+from pefll.tasks.own import predictions
 from pefll.tasks.sums import figures_of
 
 Array = npt.NDArray[Any]
@@ -127,7 +129,7 @@ class PersonalModel(nn.Module):
         if type(task) is Classification:
             found: Array = self.probabilities(x).argmax(axis=1)
         else:
-            found = self._outputs(x, task.predict)
+            found = self._outputs(x, partial(predictions, task))
         if not names or task.labels == "numbers":
             return found
         known = np.asarray(self.class_names)

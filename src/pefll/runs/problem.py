@@ -21,7 +21,7 @@ from pefll.models import MODELS, Network, build_model, check_model, own, resolve
 from pefll.models.check import probe
 from pefll.models.spec import ModelSpec
 from pefll.tasks import Classification, Task
-from pefll.tasks.checking import check_figures, check_loss
+from pefll.tasks.checking import bound_task, check_figures, check_loss, check_predictions
 from pefll.tasks.names import inferred, name_of, named_again, task_of
 
 
@@ -30,12 +30,13 @@ def describe_problem(
 ) -> tuple[Problem, ModelSpec]:
     """Return the learning problem of a federation, and the spec of its model; by default the task fits the labels."""
     shape, classes, tokens = federation.input_shape, federation.classes, federation.tokens
-    bound = (task or inferred(federation)).bind(federation)
+    bound = bound_task(task or inferred(federation), federation)
     name = resolve_model(model, shape, tokens) if isinstance(model, str) else ""
     network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, bound.outputs))
     check_model(network, shape, bound.outputs, tokens, "class" if classes else "")
     check_loss(bound, federation)
     check_figures(bound, federation)
+    check_predictions(bound)
     spec = ModelSpec(
         model=name,
         input_shape=shape,

@@ -17,6 +17,7 @@ from pefll.data.client import Batch
 from pefll.data.federation import Federation
 from pefll.data.samples import Samples
 from pefll.tasks.metrics import Metric, check_metrics, summed
+from pefll.tasks.own import ask, attribute, wrong
 
 
 class Task(Protocol):
@@ -128,13 +129,16 @@ class BaseTask:
 
     def bind(self, data: Federation) -> Self:
         """Return the task for a federation; PefllError if its labels do not fit."""
-        self.check(data)
+        ask(self, "check", data)
         return self
 
     def check(self, samples: Samples | Federation) -> None:
         """Raise PefllError for labels of another kind than the task's."""
         check_kind(self, samples)
-        check_metrics(self.measured, ("samples", "loss"))
+        measured = attribute(self, "measured")
+        if not isinstance(measured, tuple | list):
+            raise wrong(self, "measured", measured)
+        check_metrics(measured, ("samples", "loss"))
 
     def encode(self, y: Tensor) -> Tensor:
         """Return labels [b] or [b, e] as numbers [b, e]."""
@@ -185,6 +189,9 @@ def check_kind(task: Any, samples: Samples | Federation) -> None:
 
 _ADVICE = {
     ("numbers", "classes"): "convert classes to whole numbers from 0, with y.astype(int)",
+    ("numbers", "sets"): "if they are 0 and 1, say labels='sets' where you give the data",
+    ("sets", "numbers"): "say labels='numbers' where you give the data",
+    ("sets", "classes"): "if each set has one member, convert them to classes with y.argmax(axis=1)",
     ("classes", "sets"): "give a matrix [N, k] with 1 for each member",
     ("classes", "numbers"): "classes with names are no numbers, so give the labels as numbers in data of your own",
 }

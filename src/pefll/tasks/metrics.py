@@ -62,8 +62,8 @@ def summed(metric: Metric, output: Tensor, y: Tensor, batch: Batch) -> Tensor:
     if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != len(output):
         found = list(values.shape) if isinstance(values, Tensor) else shown(values)
         raise PefllError(
-            f"the metric {metric.name!r} returned {found} for {counted(len(output), 'sample')}; it must return one "
-            "number per sample, [b], or several, [b, n]; do not average over samples",
+            f"the metric {metric.name!r} returned {found} for {counted(len(output), 'sample')}; it must return a "
+            "tensor with one number per sample, [b], or several, [b, n]; do not average over samples",
             code="PEFLL-S640",
         )
     return batch.sum(values.to(output.dtype))
@@ -74,7 +74,7 @@ def check_metrics(metrics: Sequence[Any], taken: Sequence[str] = ()) -> None:
     names = list(taken)
     for each in metrics:
         if not isinstance(each, Metric):
-            raise PefllError(f"metrics has {shown(each)}; each must be a name or a pefll.Metric", code="PEFLL-S501")
+            raise PefllError(f"measured has {shown(each)}; each must be a pefll.Metric", code="PEFLL-S501")
         check_name(each.name)
         if each.name in names:
             raise PefllError(f"there are two metrics with the name {each.name!r}; rename one", code="PEFLL-S503")

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from pefll.core.arguments import shown
-from pefll.core.errors import PefllError, unknown
-from pefll.core.plugins import allow, check_allowed, import_name
-from pefll.core.wording import argument
+from pefll.core.errors import PefllError, first_line, unknown
+from pefll.core.plugins import allow, check_allowed, fault, import_name
+from pefll.core.wording import argument, either
 from pefll.data.federation import Federation
 from pefll.tasks.classification import Classification
 from pefll.tasks.contract import Task
 from pefll.tasks.metrics import Metric
 from pefll.tasks.multilabel import MultiLabel
+from pefll.tasks.own import KINDS, attribute, lacks, wrong
 from pefll.tasks.regression import Regression
 from pefll.tasks.settings import check_has_names, differing, place_of, settings_in, text_of
 
@@ -30,7 +31,6 @@ _TRAINING = (
 )
 # Settings that `bind` takes from the data.
 _TAKEN = ("classes", "members", "mean", "deviation")
-_NEEDED = ("labels", "outputs", "encoded", "errors", "bind", "check", "encode", "loss", "measure", "metrics", "predict")
 
 
 def checked_task(task: Any) -> Task | None:
@@ -40,14 +40,31 @@ def checked_task(task: Any) -> Task | None:
     if isinstance(task, str):
         return task_of(task)
     if isinstance(task, type):
-        task = task()
-    if lacks := [name for name in (*_NEEDED, "bounds") if not hasattr(type(task), name) and not hasattr(task, name)]:
+        task = _made(task, {})
+    if lack := lacks(task):
         raise PefllError(
-            f"the task is {shown(task)}, which has no {lacks[0]}; extend pefll.BaseTask, or take pefll.Classification, "
+            f"the task is {shown(task)}, which has no {lack}; extend pefll.BaseTask, or take pefll.Classification, "
             "pefll.Regression or pefll.MultiLabel",
             code="PEFLL-S518",
         )
+    if (labels := attribute(task, "labels")) not in KINDS:
+        raise wrong(task, "labels", labels)
     return task  # type: ignore[no-any-return]
+
+
+def _made(kind: Any, settings: dict[str, Any]) -> Any:
+    """Return a task of a user's class; PefllError if it cannot be made with these settings."""
+    try:
+        return kind(**settings)
+    except PefllError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        why = fault(error) or first_line(error)
+        raise PefllError(
+            f"the task {kind.__name__} cannot be made: {why}; give each setting a default, or give a task with its "
+            f"settings, such as {either(f'{kind.__name__} NAME=VALUE', f'{kind.__name__}(name=value)')}",
+            code="PEFLL-S666",
+        ) from error
 
 
 def task_of(text: str, *, for_predictions: bool = False) -> Task:
@@ -65,7 +82,7 @@ def task_of(text: str, *, for_predictions: bool = False) -> Task:
     _check_named(name, needed)
     if ":" in name:
         kind = _own_kind(name)
-        task = kind(**settings_in(words, kind)) if isinstance(kind, type) else kind
+        task = _made(kind, settings_in(words, kind)) if isinstance(kind, type) else kind
         found = checked_task(task)
         assert found is not None
         return found

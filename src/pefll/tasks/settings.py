@@ -132,6 +132,12 @@ def settings_in(words: Sequence[str], kind: Any, without: Collection[str] = ()) 
         name, equals, value = word.partition("=")
         if not equals or not value:
             raise PefllError(f"a setting of a task is NAME=VALUE, not {word!r}", code="PEFLL-S515")
+        if name not in fields and name in vars(kind).get("__annotations__", {}):
+            raise PefllError(
+                f"{name!r} is no setting of the task {kind.__name__}, because the class has no decorator; write "
+                "@dataclass(frozen=True) above it",
+                code="PEFLL-S668",
+            )
         if name not in fields:
             raise unknown(f"setting of the task {kind.__name__}", name, fields)
         if name not in without:

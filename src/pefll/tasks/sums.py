@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from pefll.core.arguments import shown
 from pefll.core.errors import PefllError, first_line
 from pefll.core.plugins import fault
 from pefll.core.tree import map_tree
+from pefll.core.wording import first_few
 from pefll.data.client import Batch
 from pefll.tasks.contract import Task
 
@@ -68,30 +71,55 @@ class Layout(NamedTuple):
         return self.kind(*parts)
 
 
-def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
-    """Return the layout of a task's sums for labels like y; PefllError if the task's `measure` returns no sums."""
-    name = type(task).__name__
+@contextmanager
+def explained_sums(task: Task) -> Iterator[None]:
+    """Raise PefllError if a task's `measure` fails in the `with` block."""
     try:
-        found = _measured(task, y[:0].cpu(), classes, torch.float32)
+        yield
     except PefllError:
         raise
     except Exception as error:  # a user's code may raise anything
         raise PefllError(
-            f"measure of the task {name}, or a metric, failed for a sample: {fault(error) or first_line(error)}",
+            f"measure of the task {type(task).__name__}, or a metric, failed for a sample: "
+            f"{fault(error) or first_line(error)}",
             code="PEFLL-S526",
         ) from error
+
+
+def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
+    """Return the layout of a task's sums for labels like y; PefllError if the task's `measure` returns no sums."""
+    with explained_sums(task):
+        found = _measured(task, y[:0].cpu(), classes, torch.float32)
     fields = getattr(found, "_fields", ())
     if not fields or fields[0] != "samples" or not all(isinstance(part, Tensor) and part.dim() < 2 for part in found):
         raise PefllError(
-            f"measure of the task {name} returns {shown(found)}; it must return a NamedTuple of tensors [] or [n], of "
-            "which the first is `samples`",
+            f"measure of the task {type(task).__name__} returns {shown(found)}; it must return a NamedTuple of tensors "
+            "[] or [n], of which the first is `samples`",
             code="PEFLL-S520",
         )
     return Layout(type(found), tuple(tuple(part.shape) for part in found))
 
 
 def figures_of(task: Task, sums: Any) -> dict[str, float]:
-    """Return a task's metrics of added sums, the one that chooses the best round first; PefllError without metrics."""
+    """Return a task's metrics of added sums, the one that chooses the best round first; PefllError without metrics.
+
+    A metric that is infinite is not defined, as if it were NaN: records hold finite numbers.
+    """
+    return {name: value if math.isfinite(value) else math.nan for name, value in given_figures(task, sums).items()}
+
+
+def check_same_names(task: Task, figures: Mapping[str, float], names: tuple[str, ...]) -> None:
+    """Raise PefllError if a task's metrics have other names, or another order, than for other sums."""
+    if tuple(figures) != names:
+        raise PefllError(
+            f"metrics of the task {type(task).__name__} returned the names {first_few(figures)} for some samples, and "
+            f"{first_few(names)} for others; return the same names always, with NaN for what is not defined",
+            code="PEFLL-S667",
+        )
+
+
+def given_figures(task: Task, sums: Any) -> dict[str, float]:
+    """Return the metrics that a task gives for added sums, also infinite ones; see `figures_of`."""
     name = type(task).__name__
     try:
         found: Any = task.metrics(sums)
@@ -119,3 +147,14 @@ def rows_of(sums: Any) -> Tensor:
 def shares_of(task: Any) -> tuple[str, ...]:
     """Return the names of the user's metrics that are shown in per cent; a task without `BaseTask` may name none."""
     return tuple(getattr(task, "shares", ()))
+
+
+def metric_not_finite(layout: Layout, row: Floats, where: str) -> PefllError:
+    """Return the error that names the first sum in a row [width] that is not finite, such as that of a metric."""
+    sums = layout.sums(row)
+    bad = next(name for name, part in zip(sums._fields, sums, strict=True) if not np.isfinite(part).all())
+    return PefllError(
+        f"the metric {bad!r} is NaN or infinite for {where}; let it give a finite number for every sample, for "
+        "example by a small constant in a denominator",
+        code="PEFLL-T582",
+    )

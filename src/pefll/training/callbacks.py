@@ -187,7 +187,12 @@ class EarlyStopping(Callback):
         if group not in GROUPS:
             raise unknown("group", group, GROUPS)
         self._metric, self._group = arguments.text(metric, "metric", "loss"), group
-        self._min_delta = float(min_delta)
+        self._min_delta = arguments.number(min_delta, "min_delta")
+        if self._min_delta < 0:
+            raise PefllError(
+                f"min_delta is {self._min_delta:g}; it cannot be negative, because an equal value would then be better",
+                code="PEFLL-T662",
+            )
 
     @property
     def group(self) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,8 @@ from pefll.methods.contract import Method, each
 from pefll.runs.config import Config
 from pefll.runs.record import first_figure, is_share
 from pefll.tasks import Score, Task
-from pefll.tasks.sums import Layout, figures_of, layout_of, rows_of, shares_of
+from pefll.tasks.checking import own_loss_of
+from pefll.tasks.sums import Layout, check_same_names, figures_of, layout_of, metric_not_finite, rows_of, shares_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -126,8 +127,19 @@ class Measure:
     def client(self, row: Floats) -> dict[str, float]:
         """Return the metrics of one client from its sums [width]; NaN without samples."""
         if row[0] > 0:
-            return figures_of(self.task, self.layout.sums(row))
-        return dict.fromkeys(figures_of(self.task, self.layout.sums(np.ones_like(row))), math.nan)
+            return self._figures(row)
+        return dict.fromkeys(self._figure_names, math.nan)
+
+    @cached_property
+    def _figure_names(self) -> tuple[str, ...]:
+        """The names of the task's metrics."""
+        return tuple(figures_of(self.task, self.layout.sums(np.ones(self.layout.width))))
+
+    def _figures(self, row: Floats) -> dict[str, float]:
+        """Return the task's metrics of sums [width]."""
+        figures = figures_of(self.task, self.layout.sums(row))
+        check_same_names(self.task, figures, self._figure_names)
+        return figures
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -154,7 +166,7 @@ class Measure:
             return None
         if self.layout.kind is Score:
             return accuracy_of(sums)
-        pooled = figures_of(self.task, self.layout.sums(sums.sum(axis=0)))
+        pooled = self._figures(sums.sum(axis=0))
         if self.classifies:
             accuracy = accuracy_of(sums[:, :4])
             assert accuracy is not None
@@ -357,23 +369,20 @@ def _checked(values: Floats, engine: Engine, clients: Ids) -> Floats:
         _check_metrics(values[int(fine.argmin())], engine, int(clients[int(fine.argmin())]))
         # If every row is bad, the reason is not the data of one client.
         who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
-        raise not_finite("evaluation", who, None)
+        raise not_finite("evaluation", who, None, own_loss_of(engine.method.problem.task))
     return values
 
 
 def _check_metrics(row: Floats, engine: Engine, client: int) -> None:
     """Raise PefllError if only later sums of a client are not finite: its outputs are fine, but a metric is not."""
     layout = layout_of(engine.method.problem.task, engine.federation.y, engine.federation.classes)
-    own = 4 if layout.kind._fields[:4] == Score._fields else 2  # the sums before those of metrics
-    if len(row) != layout.width or not np.isfinite(row[:own]).all():
+    if len(row) != layout.width:
         return
     sums = layout.sums(row)
-    bad = next(name for name, part in zip(sums._fields, sums, strict=True) if not np.isfinite(part).all())
-    raise PefllError(
-        f"the metric {bad!r} is NaN or infinite for a sample of client {engine.federation.name_of(client)}; let it "
-        "give a finite number for every sample, for example by a small constant in a denominator",
-        code="PEFLL-T582",
-    )
+    # The loss is not finite if the outputs are not. A task may have no sum of its loss; then all sums decide.
+    judged = [sums.loss] if "loss" in sums._fields else list(sums[1:])
+    if any(np.isfinite(part).all() for part in judged):
+        raise metric_not_finite(layout, row, f"a sample of client {engine.federation.name_of(client)}")
 
 
 def accuracy_of(sums: Floats) -> Accuracy | None:

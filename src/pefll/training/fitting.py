@@ -32,6 +32,7 @@ from pefll.runs.config import OF_TABLES, Config
 from pefll.runs.progress import restore, restore_prior, start_or_resume
 from pefll.runs.record import seed_folder
 from pefll.tasks import Task
+from pefll.tasks.checking import direction_note
 from pefll.tasks.names import allow_task, checked_task
 from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
 from pefll.training.evaluation import Measure, why_not_evaluated
@@ -259,6 +260,8 @@ def train_all(
                 jobs.append(ScheduledRun(_load_finished(spec, spec.finished, ended), nullcontext))
                 continue
             notes = out_of_proportion(spec.federation)  # values that are too large
+            if direction := direction_note(spec.method.problem.task, spec.federation):
+                notes = [direction, *notes]
             if tell is None and spec.precision_note:
                 notes = [f"training in float32: {spec.precision_note}", *notes]
             if tell and spec.federation.table and spec is specs[0]:

@@ -31,6 +31,7 @@ from pefll.runs.model_folder import files_of
 from pefll.runs.modelfile import read_header
 from pefll.runs.personal import PersonalModel, metrics_of
 from pefll.tasks import Task
+from pefll.tasks.own import predictions
 from pefll.training.client_models import data_frame
 
 
@@ -161,7 +162,7 @@ def predictions_each(
     return EachPredictions(
         client=np.asarray(names, dtype=object)[owner[sample]],
         sample=sample,
-        predicted=np.asarray(meaning.predict(output)) if chances is None else chances.argmax(axis=1),
+        predicted=np.asarray(predictions(meaning, output)) if chances is None else chances.argmax(axis=1),
         probabilities=chances,
         class_names=model.class_names,
         client_column=source.columns.client,

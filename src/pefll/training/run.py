@@ -63,6 +63,7 @@ from pefll.runs.progress import check_progress, restore, restore_prior
 from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
 from pefll.tasks import Classification, Score, Task
 from pefll.tasks.names import allow_task, other_settings, with_labels_of
+from pefll.tasks.own import ask
 from pefll.training.client_models import (
     Predictions,
     client_models,
@@ -320,7 +321,7 @@ class Run:
                 f"but {data.name} has {data.classes} classes and samples of shape {data.input_shape}",
                 code="PEFLL-T121",
             )
-        task.check(data)
+        ask(task, "check", data)
         if (
             self.method.trains_new_clients
             and federation is not None

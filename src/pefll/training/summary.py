@@ -24,7 +24,8 @@ from pefll.core.tree import Tree
 from pefll.core.wording import counted
 from pefll.data import DATASETS
 from pefll.data.federation import Federation
-from pefll.data.samples import SPLITS, TEST, VALIDATION
+from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION
+from pefll.data.summary import client_means, label_names
 from pefll.engines.cohort import Engine
 from pefll.engines.hardware import device_name, peak_memory_bytes
 from pefll.methods import hyperparameters, split_networks
@@ -198,6 +199,12 @@ def write_descriptors(
     v = descriptors(engine, method, server)
     if v is not None:
         seen = np.arange(federation.num_clients) < federation.num_seen
+        kind, names = federation.labels, label_names(federation)
+        of_labels: dict[str, Any] = {}
+        if kind != "classes":
+            of_labels = {"labels": np.array(kind), "samples": federation.count[TRAIN].cpu().numpy()}
+        if kind == "numbers":  # a histogram has groups without names; the map shows the first column
+            of_labels |= {"means": client_means(federation)[:, 0], "label_name": np.array(names[0] if names else "")}
         content = io.BytesIO()
         np.savez_compressed(
             content,
@@ -205,7 +212,8 @@ def write_descriptors(
             histograms=federation.histograms(),
             seen=seen,
             run=np.array(folder.run_id()),
-            class_names=np.array(federation.class_names if federation.labels == "classes" else (), dtype=str),
+            class_names=np.array(names if kind != "numbers" else (), dtype=str),
+            **of_labels,
         )
         write_whole(folder.descriptors_file, content.getvalue())
 

@@ -20,6 +20,7 @@ from pefll.engines.flower.client.policy import Policy, Refusal, WatchedClient
 from pefll.engines.flower.protocol.agreement import Agreement, TooLarge
 from pefll.engines.flower.protocol.names import client_name
 from pefll.methods.contract import Method
+from pefll.tasks.own import ask
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Member:
             labels=agreed.labels,
         )
         if not agreed.classes:
-            agreed.build().problem.task.check(own)
+            ask(agreed.build().problem.task, "check", own)
         if own.input_shape != agreed.input_shape:
             raise PefllError(
                 f"{self.data}: samples have shape {own.input_shape}, but the federation agreed on {agreed.input_shape}",
