@@ -278,8 +278,8 @@ def test_pefll_is_ahead_on_unseen_users_of_a_raw_table(pefll, tmp_path):  # noqa
         ("local", ["--processes", "1"]),
     ):
         common = ["--data-dir", str(tmp_path), "--unseen", "0.2", "--clients-per-round", "10"]
-        words = command(method, data, tmp_path / method, 60, [*common, "--eval-every", "20", *more])
-        assert pefll(*words).code == 0
+        words = command(method, data, 60, 0, [*common, "--eval-every", "20", *more])
+        assert pefll(*words, "--out", tmp_path / method).code == 0
         summary = json.loads((tmp_path / method / "summary.json").read_text())
         unseen[method] = summary["accuracy"]["best"]["unseen"]["per_sample"]
     assert unseen["pefll"] > 0.05 + max(unseen["fedavg"], unseen["local"])
