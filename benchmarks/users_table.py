@@ -5,8 +5,8 @@
 
 The table has 5,000 users with 3 to 2,000 rows, 30 numeric columns on scales from 0.01 to 1000, 3 categorical columns
 and missing values. What a row's label depends on differs between groups of users. Each method gets the Parquet file by
-one command of `pefll train`, and the accuracy is that on the test rows of unseen users. A seed chooses the unseen users,
-the splits, and all that is random in training; the table is the same for all seeds.
+one command of `pefll train`, and the accuracy is that on the test rows of unseen users. A seed chooses the unseen
+users, the splits, and all that is random in training; the table is the same for all seeds.
 """
 
 from __future__ import annotations
@@ -146,8 +146,10 @@ def main() -> None:
     if not data.exists():
         write_whole(data, pandas.DataFrame(users_table(options.users)).to_parquet())
     rows = len(pandas.read_parquet(data, columns=["liked"]))
+    place = ["--work", str(options.work)]  # says nothing about the figures
+    given = shlex.join(["python", "-m", "benchmarks.users_table", *sys.argv[1:]])
     content: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.users_table", *sys.argv[1:]]),
+        "command": given.replace(f" {shlex.join(place)}", ""),
         "table": {"users": options.users, "rows": rows},
         "rounds": options.rounds,
         "methods": {},
