@@ -36,7 +36,7 @@ Treat = Annotated[
     str | None,
     typer.Option(
         help="Rules for columns of a table, such as joined=date,zip=category: number, category, date (days), calendar "
-        "(time of the year, the week, the day) or text (counts of words)."
+        "(time of the year, the week, the day), text (counts of words) or decimal-comma (3,5 is 3.5)."
     ),
 ]
 Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="from the data")]

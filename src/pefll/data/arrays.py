@@ -11,7 +11,7 @@ import torch
 from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted, either, first_few
-from pefll.data.raw_columns import is_missing
+from pefll.data.raw_columns import has_commas, is_missing
 from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
 
 # Words for the three splits in users' files.
@@ -146,6 +146,12 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
     array = as_array(y, "y", name)
     if array.ndim == 2 and array.shape[1] and array.dtype.kind in "bui" and ((array == 0) | (array == 1)).all():
         return "sets"
+    if array.dtype.kind in "OU" and array.size and all(isinstance(one, str) and has_commas(one) for one in array.flat):
+        raise PefllError(
+            f"{name}: labels are texts such as {array.flat[0]!r}; write numbers with a point, as 3.5, or add "
+            f"{for_classes()} if they are names of classes",
+            code="PEFLL-D616",
+        )
     known = array[np.isfinite(array)] if array.dtype.kind == "f" else np.zeros(0)
     if not known.size:
         return "classes"  # or nothing at all, which the check of classes says

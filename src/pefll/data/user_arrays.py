@@ -92,7 +92,8 @@ def federation_from_frame(
         features: names of the columns that are features, in order; by default all others.
         drop: names of columns that are not used.
         treat: rules for columns, by their names: "number", "category", "date" (days, a trend), "calendar" (time of the
-            year, the week and the day), or "text" (counts of words). Dates and long texts need one.
+            year, the week and the day), "text" (counts of words), or "decimal-comma" (3,5 is 3.5). Dates, long texts
+            and numbers with commas need one.
         missing: "impute" fills missing values and marks them, "drop" leaves such rows out, "refuse" is an error. A row
             without a label is an error, too, but left out with "drop", and with "drop-unlabelled", which otherwise is
             "impute".
