@@ -18,7 +18,7 @@ _FORMS = [
     for form in (
         r"(?P<year>\d{4})-(?P<month>\d{2})",  # 2024-01
         r"(?P<year>\d{4})(?P<month>\d{2})(?P<day>\d{2})",  # 20240131
-        rf"(?P<year>\d{{4}})(?P<mark>[./])(?P<month>\d{{1,2}})(?P=mark)(?P<day>\d{{1,2}}){_TIME}",  # 2024/1/31
+        rf"(?P<year>\d{{4}})(?P<mark>[./-])(?P<month>\d{{1,2}})(?P=mark)(?P<day>\d{{1,2}}){_TIME}",  # 2024/1/31
         rf"(?:[A-Za-z]{{3,9}},? )?{_DAY}[ .-]+{_NAME}[ ,-]+{_YEAR}{_TIME}",  # 31 Jan 2024
         rf"(?:[A-Za-z]{{3,9}},? )?{_NAME} {_DAY},? {_YEAR}{_TIME}",  # Jan 31, 2024
         rf"{_NAME}[ -]{_YEAR}",  # Jan 2024
@@ -37,12 +37,12 @@ def parsed_date(text: str) -> datetime.datetime:
     for form in _FORMS:
         if found := form.fullmatch(text):
             part = found.groupdict()
-            number = {name: int(part.get(name) or 0) for name in ("year", "hour", "minute", "second")}
+            year, hour, minute, second = (int(part.get(name) or 0) for name in ("year", "hour", "minute", "second"))
             month = _month(part["name"]) if "name" in part else int(part["month"])
-            if not _YEARS[0] <= number["year"] <= _YEARS[1]:
-                raise ValueError(f"{text!r} has the year {number['year']}")
+            if not _YEARS[0] <= year <= _YEARS[1]:
+                raise ValueError(f"{text!r} has the year {year}")
             # A month alone is its first day.
-            return datetime.datetime(month=month, day=int(part.get("day") or 1), **number)
+            return datetime.datetime(year, month, int(part.get("day") or 1), hour, minute, second)
     raise ValueError(f"{text!r} is no date")
 
 
