@@ -204,6 +204,19 @@ def test_dates_and_numbers_that_are_unclear_are_no_categories(values, code):
     assert learned("a", (usual * ROWS)[:ROWS]).kind == "category"
 
 
+def test_all_columns_that_need_a_rule_are_named_at_once():
+    """A table with two dates and a text took three attempts."""
+    notes = [f"row {row} is fine" for row in range(ROWS)]
+    frame = table(d=DAYS, e=[f"{day:%Y-%m}" for day in DAYS], note=notes, p=["3,5", "4,5"] * (ROWS // 2))
+    with pytest.raises(PefllError, match=r"'d' has dates;.*'e', 'note' and 'p' need rules, too.*PEFLL-D585") as error:
+        federation(frame)
+    rules = {"d": "date", "e": "date", "note": "text", "p": "decimal-comma"}
+    assert f"treat={rules}" in str(error.value)
+    assert federation(frame, treat=rules).input_shape == (36,)
+    with pytest.raises(PefllError, match=r"'note' needs a rule, too"):
+        federation(table(d=DAYS, note=notes))
+
+
 def test_decimal_commas():
     written = [f"{row % 7},{row % 10}5" for row in range(ROWS)]
     made = federation(table(a=written), treat={"a": "decimal-comma"})

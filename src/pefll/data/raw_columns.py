@@ -6,6 +6,7 @@ import datetime
 import math
 import numbers
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.core.errors import PefllError, unknown
-from pefll.core.wording import argument, counted, either
+from pefll.core.wording import argument, counted, either, first_few
 from pefll.data.dates import dates_in_numbers, has_dates_in_numbers, is_date, is_local_date, parsed_date
 
 Array = npt.NDArray[Any]
@@ -34,6 +35,8 @@ _DAY = 86_400.0  # seconds
 _GROUP = "[. '\u00a0\u202f]"  # what separates thousands, beside the comma
 _COMMA = re.compile(rf"[+-]?(\d+,\d+|\d{{1,3}}({_GROUP}\d{{3}})+,\d+|\d{{1,3}}(,\d{{3}})+(\.\d+)?)")
 _DECIMAL_COMMA = re.compile(rf"[+-]?((\d+|\d{{1,3}}({_GROUP}\d{{3}})+)(,\d+)?|,\d+)")
+# The rule to suggest for a column that needs one, by the code of its error.
+SUGGESTED = {"PEFLL-D584": TEXT, "PEFLL-D585": DATE, "PEFLL-D614": DECIMAL_COMMA}
 # What gets the row of a cell that cannot be read, and its error.
 BadCell = Callable[[int, PefllError], object]
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
@@ -305,6 +308,19 @@ def _is_number(word: str) -> bool:
 
 def _are_dates(values: list[Any], missing: Array) -> bool:
     return all(gap or is_date(value) for value, gap in zip(values, missing, strict=True))
+
+
+def all_unclear(errors: Mapping[str, PefllError]) -> PefllError:
+    """Return one error for all columns that need a rule, given the error of each: the first one names the others."""
+    name, first = next(iter(errors.items()))
+    others = [other for other in errors if other != name]
+    if not others:
+        return first
+    rules = {each: SUGGESTED[error.code] for each, error in errors.items()}
+    words = ",".join(f"{each}={rule}" for each, rule in rules.items())
+    given = either(f"--treat {shlex.quote(words)}", f"treat={rules!r}")
+    needs = "needs a rule" if len(others) == 1 else "need rules"
+    return PefllError(f"{first.args[0]}; {first_few(map(repr, others))} {needs}, too, for example {given}", first.code)
 
 
 def check_rules(rules: Mapping[str, str], names: Sequence[str], where: str) -> None:
