@@ -10,7 +10,7 @@ validation samples of seen clients that did not train:
 
     pefll tune --data diabetes.csv ... --method fedavg --grid client_lr=0.005,0.02,0.05 --grid local_steps=2,5,10
     pefll tune --data diabetes.csv ... --method pefll --grid client_lr=0.005,0.02,0.05 --grid local_steps=2,5,10 \
-        --grid server_lr=1e-3,3e-3
+        --grid server_lr=1e-3,3e-3, and then --grid descriptor_size=1,4 --grid embedding=linear,mlp
     pefll tune --data diabetes.csv ... --method local --grid client_lr=0.001,0.005,0.02 --grid epochs=5,20,50
 """
 
@@ -30,7 +30,7 @@ from pefll.core.files import write_json
 from pefll.runs.titles import TITLES
 
 METHODS = {
-    "pefll": ["client_lr=0.02", "local_steps=2", "server_lr=3e-3"],
+    "pefll": ["client_lr=0.02", "local_steps=2", "server_lr=3e-3", "descriptor_size=1", "embedding=linear"],
     "fedavg": ["client_lr=0.005", "local_steps=5"],
     "local": ["client_lr=0.001", "epochs=50"],
 }
