@@ -98,6 +98,18 @@ def test_the_data_page_has_the_table_of_the_results():
     assert table(methods) in (ROOT / "docs" / "data.md").read_text()
 
 
+def test_the_log_has_the_table_of_the_real_regression():
+    from benchmarks.diabetes import COLUMNS, METHODS, SEEDS, table
+
+    columns = json.loads((ROOT / "results" / "diabetes.json").read_text())["columns"]
+    assert list(columns) == list(COLUMNS)
+    for methods in columns.values():
+        assert {name: tuple(run["seed"] for run in runs) for name, runs in methods.items()} == dict.fromkeys(
+            METHODS, SEEDS
+        )
+    assert table(columns) in (ROOT / "docs" / "LOG.md").read_text()
+
+
 def test_the_table_of_users_goes_on_where_it_was(tmp_path):
     """A second call trains nothing again, and an unfinished run is resumed."""
     out, work = tmp_path / "out.json", tmp_path / "work"
