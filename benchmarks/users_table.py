@@ -1,10 +1,12 @@
 """Trains on a generated table of users as it is: raw scales, categories and missing values.
 
-    python -m benchmarks.users_table --out results/users_table.json
+    python -m benchmarks.users_table --out results/users_table.json     # again after Ctrl-C: it goes on where it was
+    python -m benchmarks.users_table --table results/users_table.json   # the table again, in Markdown
 
 The table has 5,000 users with 3 to 2,000 rows, 30 numeric columns on scales from 0.01 to 1000, 3 categorical columns
 and missing values. What a row's label depends on differs between groups of users. Each method gets the Parquet file by
-one command of `pefll train`, and the accuracy is that on the test rows of unseen users.
+one command of `pefll train`, and the accuracy is that on the test rows of unseen users. A seed chooses the unseen
+users, the splits, and all that is random in training; the table is the same for all seeds.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ import json
 import shlex
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 
-from pefll.core.files import write_json
+from pefll.core.files import write_json, write_whole
+from pefll.runs.titles import TITLES
 
 # Whether users of a group like the first four columns. Over all groups, nothing is left for one model to learn.
 _OPPOSITE = np.array([[1, 1, 1, 1], [-1, -1, -1, -1], [1, -1, 1, -1], [-1, 1, -1, 1]])
@@ -86,53 +88,80 @@ def users_table(
     return table
 
 
-def command(method: str, data: Path, out: Path, rounds: int, more: list[str]) -> list[str]:
-    """Return the arguments of `pefll` that train a method on the Parquet file."""
+def command(method: str, data: Path, rounds: int, seed: int, more: list[str]) -> list[str]:
+    """Return the arguments of `pefll` that train a method on the Parquet file; the folder of the run must follow."""
     words = ["train", "--method", method, "--data", str(data), "--client-column", "user_id", "--label", "liked"]
     settings = [word for setting in METHODS[method] for word in ("--set", setting)]
     # Clients at once are faster, but not if each trains for as long as it has samples.
     engine = "serial" if method == "local" else "vector"
-    words += ["--rounds", str(rounds), "--clients-per-round", "50", "--engine", engine, *settings]
-    words += SCHEDULES.get(method, [])
-    return [*words, *more, "--out", str(out)]
+    words += ["--rounds", str(rounds), "--clients-per-round", "50", "--engine", engine, "--seed", str(seed), *settings]
+    return [*words, *SCHEDULES.get(method, []), *more]
+
+
+def trained(method: str, seed: int, data: Path, rounds: int, more: list[str]) -> dict[str, Any]:
+    """Train a method in a folder beside the data, or go on there, and return what to record of the run."""
+    work = data.parent
+    folder = work / f"{method}-{seed}"
+    words = command(method, data, rounds, seed, [*more, "--data-dir", str(work)])
+    # A run that is in the folder already must have the same settings, or `pefll train` refuses to resume it.
+    place = "--resume" if (folder / "config.toml").exists() else "--out"
+    subprocess.run([sys.executable, "-m", "pefll", *words, place, str(folder)], check=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    shown = shlex.join(["pefll", *words, "--out", str(folder)]).replace(str(work), ".")
+    kept = {name: summary.get(name) for name in ("commit", "device")}
+    return {"seed": seed, "command": shown, "accuracy": summary["accuracy"]["best"]} | kept
+
+
+def table(methods: dict[str, list[dict[str, Any]]]) -> str:
+    """Return the accuracies on seen and unseen users as Markdown, mean and deviation over the seeds."""
+    lines = ["| | seen users | unseen users | seeds |", "| --- | ---: | ---: | ---: |"]
+    for method, runs in methods.items():
+        cells = []
+        for group in ("seen", "unseen"):
+            found = [100 * run["accuracy"][group]["per_sample"] for run in runs]
+            cells.append(f"{mean(found):.1f}% ± {stdev(found):.1f}" if len(found) > 1 else f"{found[0]:.1f}%")
+        lines.append(f"| {TITLES[method]} | {' | '.join(cells)} | {len(runs)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Write the table, train each method on it, and write their accuracies as JSON."""
+    """Write the table of users, train each method on it with each seed, and write their accuracies as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--users", type=int, default=5_000)
     parser.add_argument("--rounds", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--methods", default="pefll,fedavg,local")
-    parser.add_argument("--out", type=Path, help="a JSON file")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--work", type=Path, default=Path("runs"), help="the folder of the runs, which are kept there")
+    parser.add_argument("--out", type=Path, help="the JSON file to write")
+    parser.add_argument("--table", type=Path, help="a file written by --out, whose table is printed")
     parser.add_argument("more", nargs="*", help="more options of pefll train, after --")
     options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.table.read_text())["methods"]))
+        return
     import pandas
 
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "users.parquet"
-        table = users_table(options.users, seed=options.seed)
-        pandas.DataFrame(table).to_parquet(data)
-        facts = {"users": options.users, "rows": len(table["liked"]), "bytes": data.stat().st_size}
-        del table
-        for method in options.methods.split(","):
-            words = command(method, data, Path(folder) / method, options.rounds, [*options.more, "--data-dir", folder])
-            start = time.monotonic()
-            subprocess.run([sys.executable, "-m", "pefll", *words], check=True)
-            summary = json.loads((Path(folder) / method / "summary.json").read_text())
-            shown = shlex.join(["pefll", *words]).replace(folder, ".")
-            found[method] = {
-                "command": shown,
-                "seconds": round(time.monotonic() - start, 1),
-                "accuracy": summary["accuracy"]["best"],
-                "commit": summary.get("commit"),
-                "device": summary.get("device"),
-            }
-            print(method, json.dumps(found[method]["accuracy"]), f"{found[method]['seconds']} s", flush=True)
-    if options.out:
-        repeat = shlex.join(["python", "-m", "benchmarks.users_table", *sys.argv[1:]])
-        write_json(options.out, {"command": repeat, "table": facts, "rounds": options.rounds, "methods": found})
+    data = options.work.resolve() / f"users-table-{options.users}" / "users.parquet"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    if not data.exists():
+        write_whole(data, pandas.DataFrame(users_table(options.users)).to_parquet())
+    rows = len(pandas.read_parquet(data, columns=["liked"]))
+    place = ["--work", str(options.work)]  # says nothing about the figures
+    given = shlex.join(["python", "-m", "benchmarks.users_table", *sys.argv[1:]])
+    content: dict[str, Any] = {
+        "command": given.replace(f" {shlex.join(place)}", ""),
+        "table": {"users": options.users, "rows": rows},
+        "rounds": options.rounds,
+        "methods": {},
+    }
+    for method in options.methods.split(","):
+        for seed in map(int, options.seeds.split(",")):
+            run = trained(method, seed, data, options.rounds, options.more)
+            content["methods"].setdefault(method, []).append(run)
+            print(method, seed, json.dumps(run["accuracy"]["unseen"]), flush=True)
+            if options.out:
+                write_json(options.out, content)
+    print(table(content["methods"]))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ FUNCTIONS = {
     "dirichlet": (pefll.dirichlet, {"samples": SAMPLES, "clients": 4, "alpha": 0.5, "seed": 0}),
     "natural": (pefll.natural, {"samples": SAMPLES, "seed": 0}),
     "by_indices": (pefll.by_indices, {"samples": SAMPLES, "clients": [[0, 1], [2, 3]], "unseen": 0.5}),
+    "federation_from_file": (pefll.federation_from_file, {"path": "nowhere.csv"}),
     "federation_from_dataset": (pefll.federation_from_dataset, {"dataset": DATASET, "client": CLIENT}),
     "federation_from_partitioner": (pefll.federation_from_partitioner, {"partitioner": Partitioner(a=Y, label=Y)}),
     "load_samples": (pefll.load_samples, {"name_or_path": "nowhere.csv"}),

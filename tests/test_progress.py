@@ -38,6 +38,29 @@ def test_lines_come_at_most_every_ten_seconds_and_at_the_end(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "0:01 h"), (700, "0:12 h"), (9400, "2:37 h")]
+)
+def test_the_time_left(seconds, shown):
+    assert progress.time_left(seconds) == f"{shown} left"
+
+
+def test_the_time_left_of_clients_that_end_in_bursts(monkeypatch):
+    """Two processes train two clients in 20 s. The bar said that all 100 clients take 15 s more."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    speed, shown = progress._Speed(0), []
+    for seconds, done in ((10, 0), (20, 1), (20.3, 2), (40, 3), (40.3, 4), (60, 6)):
+        now[0] = seconds
+        shown.append(speed.of_step(done))
+    assert shown == pytest.approx([0, 20, 10.15, 10, 6.77, 8], abs=0.01)
+    now[0] = 100.0
+    slow_start = progress._Speed(50)  # a resumed run, whose first rounds load code
+    for seconds, done, of_step in ((103, 51, 3.0), (104, 101, 4 / 51), (107, 251, 4 / 200)):
+        now[0] = seconds
+        assert slow_start.of_step(done) == pytest.approx(of_step)
+
+
 def test_nobody_knows_how_long_it_takes_before_something_is_done(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])

@@ -152,6 +152,21 @@ def test_rows_without_labels_are_predicted_and_do_not_stop_a_model(pefll, traine
     assert len(list((tmp_path / "models").glob("*.safetensors"))) == frame.user_id.nunique()
 
 
+def test_a_file_named_after_a_client_is_found_by_its_name(pefll, trained, frame, tmp_path):  # noqa: F811
+    """Files of names with capital letters have a hash in their names, and the error did not say so."""
+    mine = frame[frame.user_id == "user-00003"].assign(user_id="USER-3")
+    mine.to_parquet(tmp_path / "mine.parquet")
+    said = pefll("personalize", trained, "--data", tmp_path / "mine.parquet", "--each", "--out", tmp_path / "models")
+    assert said.code == 0, said.err
+    said = pefll("predict", tmp_path / "models" / "USER-3.safetensors", "--data", tmp_path / "mine.parquet")
+    assert said.code == 2
+    (own,) = (tmp_path / "models").glob("*.safetensors")
+    assert f"the model of client USER-3 is {own} [PEFLL-R108]" in said.err
+    assert pefll("predict", own, "--data", tmp_path / "mine.parquet").code == 0
+    said = pefll("predict", tmp_path / "models" / "nobody.safetensors", "--data", tmp_path / "mine.parquet")
+    assert "nobody.safetensors [PEFLL-R108]" in said.err
+
+
 def test_a_run_that_needs_no_labels_uses_all_rows(frame, tmp_path):
     federation = package.federation_from_frame(frame, "liked", "user_id")
     run = package.fit(federation, rounds=1, clients_per_round=2, processes=1, local_steps=1, embedding="mlp-unlabeled")
@@ -278,8 +293,8 @@ def test_pefll_is_ahead_on_unseen_users_of_a_raw_table(pefll, tmp_path):  # noqa
         ("local", ["--processes", "1"]),
     ):
         common = ["--data-dir", str(tmp_path), "--unseen", "0.2", "--clients-per-round", "10"]
-        words = command(method, data, tmp_path / method, 60, [*common, "--eval-every", "20", *more])
-        assert pefll(*words).code == 0
+        words = command(method, data, 60, 0, [*common, "--eval-every", "20", *more])
+        assert pefll(*words, "--out", tmp_path / method).code == 0
         summary = json.loads((tmp_path / method / "summary.json").read_text())
         unseen[method] = summary["accuracy"]["best"]["unseen"]["per_sample"]
     assert unseen["pefll"] > 0.05 + max(unseen["fedavg"], unseen["local"])

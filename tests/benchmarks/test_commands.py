@@ -88,6 +88,45 @@ def test_the_methods_page_has_the_table_of_the_results():
     assert table(rows) in (ROOT / "docs" / "methods.md").read_text()
 
 
+def test_the_data_page_has_the_table_of_the_results():
+    from benchmarks.users_table import METHODS, table
+
+    methods = json.loads((ROOT / "results" / "users_table.json").read_text())["methods"]
+    assert {name: [run["seed"] for run in runs] for name, runs in methods.items()} == {
+        name: [0, 1, 2] for name in METHODS
+    }
+    assert table(methods) in (ROOT / "docs" / "data.md").read_text()
+
+
+def test_the_log_has_the_table_of_the_real_regression():
+    from benchmarks.diabetes import COLUMNS, METHODS, SEEDS, table
+
+    columns = json.loads((ROOT / "results" / "diabetes.json").read_text())["columns"]
+    assert list(columns) == list(COLUMNS)
+    for methods in columns.values():
+        assert {name: tuple(run["seed"] for run in runs) for name, runs in methods.items()} == dict.fromkeys(
+            METHODS, SEEDS
+        )
+    assert table(columns) in (ROOT / "docs" / "LOG.md").read_text()
+
+
+def test_the_table_of_users_goes_on_where_it_was(tmp_path):
+    """A second call trains nothing again, and an unfinished run is resumed."""
+    out, work = tmp_path / "out.json", tmp_path / "work"
+    words = ["--users", "30", "--seeds", "0,1", "--methods", "fedavg", "--work", str(work), "--out", str(out)]
+    more = ["--", "--device", "cpu", "--clients-per-round", "3"]
+    measured("users_table", *words, "--rounds", "2", *more)
+    first = json.loads(out.read_text())
+    assert [run["seed"] for run in first["methods"]["fedavg"]] == [0, 1]
+    assert str(tmp_path) not in json.dumps(first["methods"])
+    folder = work / "users-table-30"
+    finished = (folder / "fedavg-0" / "summary.json").stat().st_mtime_ns
+    (folder / "fedavg-1" / "summary.json").unlink()  # stopped in its test
+    measured("users_table", *words, "--rounds", "2", *more)
+    assert json.loads(out.read_text()) == first
+    assert (folder / "fedavg-0" / "summary.json").stat().st_mtime_ns == finished
+
+
 def test_methods_are_compared_on_the_digits_with_few_rounds(monkeypatch):
     from benchmarks import methods_on_digits
 

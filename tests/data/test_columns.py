@@ -136,6 +136,110 @@ def test_dates_need_a_rule(form):
     assert np.ptp(week, axis=0).max() < 1e-3, "all are Mondays"
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda day: f"{day:%Y-%m}",
+        lambda day: f"{day:%Y%m%d}",
+        lambda day: int(f"{day:%Y%m%d}"),
+        lambda day: float(f"{day:%Y%m%d}"),
+        lambda day: f"{day:%Y/%m/%d}",
+        lambda day: f"{day.day} {day:%b %Y}",
+        lambda day: f"{day:%B} {day.day}, {day:%Y}",
+        lambda day: f"{day:%a, %d %b %Y} 12:00:00",
+        lambda day: f"{day:%b %Y}",
+    ],
+)
+def test_dates_in_other_forms_need_a_rule_too(write):
+    """They were categories, or numbers, without a word."""
+    written = [write(day) for day in DAYS]
+    holes = [None, *written[1:]]
+    for values in (written, holes, np.array(written)):
+        with pytest.raises(PefllError, match=r"'d' has dates.*--?treat|treat=.*PEFLL-D585"):
+            federation(table(d=values))
+    made = federation(table(d=holes), treat={"d": "date"})
+    plain = federation(table(d=[None, *map(str, DAYS[1:])]), treat={"d": "date"})
+    assert made.table.columns[1].kind == "date"
+    assert "days, standardised" in made.table.report()[1]["done"]
+    error = 30 if written[0] in ("2024-01", "Jan 2024") else 0.6  # a month is its first day
+    assert abs(made.table.columns[1].mean - plain.table.columns[1].mean) < error
+    again = inputs_of({"n": [0.0], "d": np.array(written[5:6])}, (), made.table, "t")
+    np.testing.assert_array_equal(again[0, 1:], made.x.numpy()[5, 1:])
+    assert federation(table(d=written), treat={"d": "category"}).table.columns[1].kind == "category"
+
+
+def test_numbers_that_look_like_dates_may_be_numbers():
+    days = [int(f"{day:%Y%m%d}") for day in DAYS]
+    assert learned("d", days, treat={"d": "number"}).kind == "number"
+    assert learned("d", [20240100 + row for row in range(ROWS)]).kind == "number", "there is no 32 January"
+    assert learned("d", [1, *days[1:]]).kind == "number"
+    made = federation(table(d=days), treat={"d": "date"})
+    for wrong, code in (([20241301, days[0]], "PEFLL-D586"), ([7, 8], "PEFLL-D590"), ([np.nan, 7.0], "PEFLL-D590")):
+        with pytest.raises(PefllError, match=code):
+            inputs_of({"n": [0.0, 0.0], "d": np.array(wrong)}, (), made.table, "t")
+    federation(table(d=days), treat={"d": "calendar"})
+    gaps = federation(table(d=[None if row % 3 else day for row, day in enumerate(days)]), treat={"d": "date"})
+    assert inputs_of({"n": [0.0], "d": np.array([np.nan])}, (), gaps.table, "t")[0, 2] == 1, "a whole empty column"
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        (["31-Jan-24", "1-Feb-24"], "PEFLL-D582"),
+        (["1/2/2024", "31/12/2024"], "PEFLL-D582"),
+        (["2024-01", "2024-02", "2024-03", "unknown"], "PEFLL-D615"),
+        (["31 Jan 2024", "1 Feb 2024", "2 Feb 2024", "soon"], "PEFLL-D615"),
+        (["3,5", "4,25"], "PEFLL-D614"),
+        (["3,5", "4"], "PEFLL-D614"),
+        (["1.234,5", "1 000,25"], "PEFLL-D614"),
+        (["1,234", "2,500"], "PEFLL-D614"),
+        (["1,234,567.5", "12"], "PEFLL-D614"),
+    ],
+)
+def test_dates_and_numbers_that_are_unclear_are_no_categories(values, code):
+    assert ROWS % len(values) == 0
+    with pytest.raises(PefllError, match=code):
+        federation(table(a=values * (ROWS // len(values))))
+    usual = ["a-b", "2024 model", "5, 6", "March", "12-34", "1999-99", "9999-01", "May 5"]
+    assert learned("a", (usual * ROWS)[:ROWS]).kind == "category"
+
+
+def test_all_columns_that_need_a_rule_are_named_at_once():
+    """A table with two dates and a text took three attempts."""
+    notes = [f"row {row} is fine" for row in range(ROWS)]
+    frame = table(d=DAYS, e=[f"{day:%Y-%m}" for day in DAYS], note=notes, p=["3,5", "4,5"] * (ROWS // 2))
+    with pytest.raises(PefllError, match=r"'d' has dates;.*'e', 'note' and 'p' need rules, too.*PEFLL-D585") as error:
+        federation(frame)
+    rules = {"d": "date", "e": "date", "note": "text", "p": "decimal-comma"}
+    assert f"treat={rules}" in str(error.value)
+    assert federation(frame, treat=rules).input_shape == (36,)
+    with pytest.raises(PefllError, match=r"'note' needs a rule, too"):
+        federation(table(d=DAYS, note=notes))
+
+
+def test_decimal_commas():
+    written = [f"{row % 7},{row % 10}5" for row in range(ROWS)]
+    made = federation(table(a=written), treat={"a": "decimal-comma"})
+    points = federation(table(a=[float(each.replace(",", ".")) for each in written]))
+    np.testing.assert_array_equal(made.x.numpy(), points.x.numpy())
+    assert made.table.report()[1]["done"].startswith("read with decimal commas, standardised with mean")
+    plan = TablePlan.from_json(json.loads(json.dumps(made.table.to_json())))
+    rows = {"n": [0.0] * 4, "a": ["1.234,5", "1 234,5", "1234,5", "+1.234,5"]}
+    big = inputs_of(rows, (), plan, "t")
+    assert (big == big[0]).all()
+    np.testing.assert_array_equal(
+        inputs_of({"n": [0.0], "a": [3.5]}, (), plan, "t"), inputs_of({"n": [0.0], "a": ["3,5"]}, (), plan, "t")
+    )
+    for wrong in ("3.5", "x", "1.23,4"):
+        with pytest.raises(PefllError, match=r"such as 3,5.*PEFLL-D587"):
+            inputs_of({"n": [0.0], "a": [wrong]}, (), plan, "t")
+    with pytest.raises(PefllError, match="PEFLL-D587"):
+        federation(table(a=written), treat={"a": "number"})
+    with pytest.raises(PefllError, match=r"'0,05'.*PEFLL-D616"):
+        federation(table(y=written))
+    assert federation_from_frame(table(y=written), "y", "user", labels="classes").classes == len(set(written))
+
+
 def test_texts_need_a_rule():
     notes = [f"row {row} is {'very good' if row % 2 else 'quite bad'}" for row in range(ROWS)]
     with pytest.raises(PefllError, match=r"'note' has 60 different texts.*drop.*treat.*PEFLL-D584"):

@@ -16,11 +16,13 @@ from rich.console import Console
 from sklearn.datasets import load_diabetes
 
 import pefll
+from benchmarks.diabetes import command, write_table
 from pefll.cli.tables import best_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
 from pefll.runs.config import Config
 from pefll.tasks.names import inferred
+from tests.cli.conftest import pefll as pefll_command  # noqa: F401
 from tests.federations import ragged
 from tests.tasks.labels import SIZES, with_numbers, with_sets
 
@@ -66,6 +68,26 @@ def test_a_real_regression_end_to_end(tmp_path):
     )
     with pytest.raises(PefllError, match="PEFLL-M500"):
         again.probabilities(x[mine])
+
+
+def test_a_real_regression_from_a_raw_file_by_one_command(pefll_command, tmp_path):  # noqa: F811
+    """The small form of `python -m benchmarks.diabetes`: columns as measured, then raw rows to predictions."""
+    data, run, answers = tmp_path / "diabetes.csv", tmp_path / "run", tmp_path / "answers.csv"
+    write_table(data)
+    frame = pd.read_csv(data)
+    assert frame.s2.mean() > 100 > 5 > frame.s5.mean(), "raw scales"
+    said = pefll_command(*command("pefll", data, 0, rounds=60), "--out", run)
+    assert said.code == 0, said.err
+    unseen = json.loads((run / "summary.json").read_text())["metrics"]["best"]["unseen"]
+    assert unseen["rmse"] < 0.85 * frame.target.std(), "better than the mean of all patients"
+    assert "column 'bmi': number, standardised" in said.err
+    assert pefll_command("personalize", run, "--data", data, "--each", "--out", tmp_path / "models").code == 0
+    said = pefll_command("predict", tmp_path / "models", "--data", data, "--out", answers)
+    assert said.code == 0, said.err
+    found = pd.read_csv(answers)
+    errors = found.iloc[:, -1].to_numpy() - frame.target.to_numpy()[found["sample"]]
+    assert len(found) == len(frame)
+    assert np.sqrt(np.mean(errors**2)) < 0.85 * frame.target.std(), "in the unit of the file"
 
 
 def test_unseen_clients_that_differ_need_models_of_their_own():

@@ -13,7 +13,23 @@ from rich.table import Table
 
 from pefll import data as sources
 from pefll.cli.console import err, out
-from pefll.cli.options import ClientColumn, Clients, DataDir, Drop, Features, Force, Label, Partition, Treat, check_free
+from pefll.cli.options import (
+    ClientColumn,
+    Clients,
+    DataDir,
+    Drop,
+    Encode,
+    Features,
+    Force,
+    Label,
+    MinSamples,
+    Missing,
+    Partition,
+    TimeColumn,
+    Treat,
+    UnseenClients,
+    check_free,
+)
 from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.runs import federations
@@ -118,6 +134,11 @@ def data_summary(
     features: Features = None,
     drop: Drop = None,
     treat: Treat = None,
+    encode: Encode = None,
+    missing: Missing = None,
+    min_samples: MinSamples = None,
+    time_column: TimeColumn = None,
+    unseen_clients: UnseenClients = None,
     task: Annotated[str, typer.Option(help="As in `pefll train`.", show_default="what fits the labels")] = "",
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture of the labels of each client, such as a .png.")
@@ -149,6 +170,11 @@ def data_summary(
             features=features or "",
             drop=drop or "",
             treat=treat or "",
+            encode=encode or "auto",
+            missing=missing or "impute",
+            min_samples=1 if min_samples is None else min_samples,
+            time_column=time_column or "",
+            unseen_clients=unseen_clients or "",
             task=task,
         ),
         err,

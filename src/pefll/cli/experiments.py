@@ -19,12 +19,17 @@ from pefll.cli.options import (
     Clients,
     DataDir,
     Drop,
+    Encode,
     Features,
     Label,
+    MinSamples,
+    Missing,
     OwnMethods,
     OwnModels,
     Partition,
+    TimeColumn,
     Treat,
+    UnseenClients,
     parse_seeds,
     parse_settings,
 )
@@ -36,6 +41,7 @@ from pefll.core.signals import Stopped
 from pefll.core.wording import counted, first_few
 from pefll.engines.hardware import pick_device, pick_precision
 from pefll.methods import typed_settings
+from pefll.runs import federations
 from pefll.runs.config import Config
 from pefll.tasks.names import allow_task, task_text
 
@@ -105,6 +111,11 @@ def tune(
     features: Features = None,
     drop: Drop = None,
     treat: Treat = None,
+    encode: Encode = None,
+    missing: Missing = None,
+    min_samples: MinSamples = None,
+    time_column: TimeColumn = None,
+    unseen_clients: UnseenClients = None,
     eval_every: Annotated[int, typer.Option(help="As in `pefll train`.")] = 30,
     engine: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
     device: Annotated[str, typer.Option(help="As in `pefll train`.")] = "auto",
@@ -172,6 +183,11 @@ def tune(
         features=features or "",
         drop=drop or "",
         treat=treat or "",
+        encode=encode or "auto",
+        missing=missing or "impute",
+        min_samples=1 if min_samples is None else min_samples,
+        time_column=time_column or "",
+        unseen_clients=federations.kept_names(unseen_clients or ""),
     )
     wanted = search.Search(config, search.parse_grid(method, grid), tuple(parse_seeds(seeds)), hold_out, judge)
     with _advice_when_stopped(folder, target):

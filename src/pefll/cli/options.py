@@ -46,7 +46,36 @@ Treat = Annotated[
     str | None,
     typer.Option(
         help="Rules for columns of a table, such as joined=date,zip=category: number, category, date (days), calendar "
-        "(time of the year, the week, the day) or text (counts of words)."
+        "(time of the year, the week, the day), text (counts of words) or decimal-comma (3,5 is 3.5)."
+    ),
+]
+Encode = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: standardise a table's numbers, give categories an input per value, fill missing values. none: "
+        "take numbers as they are. [default: auto]"
+    ),
+]
+Missing = Annotated[
+    str | None,
+    typer.Option(
+        help="Missing values in a table: impute (fill and mark them), drop (leave such rows out), drop-unlabelled "
+        "(impute, but leave rows without a label out) or refuse. [default: impute]"
+    ),
+]
+MinSamples = Annotated[int | None, typer.Option(help="Leave out clients with fewer samples. [default: 1]")]
+TimeColumn = Annotated[
+    str | None,
+    typer.Option(
+        help="A column of a table, or an array of an .npz, of dates or numbers: each client's last samples are for the "
+        "test."
+    ),
+]
+UnseenClients = Annotated[
+    str | None,
+    typer.Option(
+        help="The clients that take no part in training: names with commas between them, or a file with one name per "
+        "line. In place of --unseen."
     ),
 ]
 Partition = Annotated[str, typer.Option(help="As in `pefll train`.", show_default="from the data")]

@@ -12,7 +12,19 @@ import typer
 
 from pefll import data as sources
 from pefll.cli.console import INTERRUPTED, err, out
-from pefll.cli.options import Drop, Features, Treat, own_code, parse_seeds, parse_settings
+from pefll.cli.options import (
+    Drop,
+    Encode,
+    Features,
+    MinSamples,
+    Missing,
+    TimeColumn,
+    Treat,
+    UnseenClients,
+    own_code,
+    parse_seeds,
+    parse_settings,
+)
 from pefll.cli.tables import best_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
@@ -156,32 +168,11 @@ def train(
     features: Features = None,
     drop: Drop = None,
     treat: Treat = None,
-    encode: Annotated[
-        str | None,
-        typer.Option(
-            help="auto: standardise a table's numbers, give categories an input per value, fill missing values. none: "
-            "take numbers as they are. [default: auto]"
-        ),
-    ] = None,
-    missing: Annotated[
-        str | None,
-        typer.Option(
-            help="Missing values in a table: impute (fill and mark them), drop (leave such rows out), drop-unlabelled "
-            "(impute, but leave rows without a label out) or refuse. [default: impute]"
-        ),
-    ] = None,
-    min_samples: Annotated[int | None, typer.Option(help="Leave out clients with fewer samples. [default: 1]")] = None,
-    time_column: Annotated[
-        str | None,
-        typer.Option(help="A column of dates or numbers: each client's last rows are for the test."),
-    ] = None,
-    unseen_clients: Annotated[
-        str | None,
-        typer.Option(
-            help="The clients that take no part in training: names with commas between them, or a file with one name "
-            "per line. In place of --unseen."
-        ),
-    ] = None,
+    encode: Encode = None,
+    missing: Missing = None,
+    min_samples: MinSamples = None,
+    time_column: TimeColumn = None,
+    unseen_clients: UnseenClients = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="A new folder for the run. [default: runs/DATA-METHOD-SEED]")
     ] = None,
@@ -295,8 +286,8 @@ def train(
             )
         if given["data"] not in sources.DATASETS and Path(given["data"]).exists():
             given["data"] = str(Path(given["data"]).resolve())  # so that commands in other folders find it
-        if unseen_clients and len(unseen_clients) <= federations.MOST_PATH and Path(unseen_clients).is_file():
-            given["unseen_clients"] = str(Path(unseen_clients).resolve())
+        if unseen_clients:
+            given["unseen_clients"] = federations.kept_names(unseen_clients)
         config = Config(**given)
         config = dataclasses.replace(config, settings=typed_settings(config.method, config.settings))
         name = f"{Path(config.data).stem}-{config.method}".replace(":", "-")

@@ -11,7 +11,6 @@ from typing import Self
 from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as Remaining
 
 LINE_SECONDS, QUIET_SECONDS = 10.0, 2.0
 
@@ -30,6 +29,12 @@ def clock(seconds: float) -> str:
     """Return a time as `"42 s"`, or as h:mm:ss from one minute on."""
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def time_left(seconds: float) -> str:
+    """Return an estimated time as `"42 s left"`, or as h:mm from one minute on, such as `"2:37 h left"`."""
+    minutes = round(seconds / 60)
+    return f"{round(seconds)} s left" if round(seconds) < 60 else f"{minutes // 60}:{minutes % 60:02} h left"
 
 
 class Monitor(AbstractContextManager["Monitor"]):
@@ -71,8 +76,7 @@ class Bars(Display):
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            Remaining(),
+            TextColumn("{task.fields[left]}", markup=False),
             TextColumn("{task.fields[news]}", markup=False),
             console=console,
             transient=True,
@@ -100,7 +104,8 @@ class Bar(Monitor):
 
     def __init__(self, progress: Progress, title: str, total: int, done: int) -> None:
         self._progress = progress
-        self._task = progress.add_task(title, total=total, completed=done, news="")
+        self._task = progress.add_task(title, total=total, completed=done, news="", left="")
+        self._total, self._speed, self._news = total, _Speed(done), ""
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
@@ -109,14 +114,38 @@ class Bar(Monitor):
 
     def at(self, done: int, news: str = "") -> None:
         """Move the bar."""
-        if news:
-            self._progress.update(self._task, completed=done, news=news)
-        else:
-            self._progress.update(self._task, completed=done)
+        seconds = self._speed.of_step(done)
+        left = time_left(seconds * (self._total - done)) if seconds else ""
+        self._news = news or self._news
+        self._progress.update(self._task, completed=done, left=left, news=self._news)
 
     def say(self, sentence: str) -> None:
         """Print above the bar."""
         say(self._progress.console, sentence)
+
+
+class _Speed:
+    """Measures the time of a step.
+
+    Steps end in bursts if processes share them: two clients of two processes end at the same time, long after their
+    start. So the time before the first burst counts, until as much time has passed again. After that it does not,
+    because the first steps also start processes, and load and compile code.
+    """
+
+    def __init__(self, done: int) -> None:
+        self._first = self._burst = done
+        self._started = self._at_burst = time.monotonic()
+
+    def of_step(self, done: int) -> float:
+        """Return the seconds per step when `done` steps are done; 0 if it is unknown."""
+        now = time.monotonic()
+        if done <= self._first:
+            return 0.0
+        if self._burst == self._first:
+            self._burst, self._at_burst = done, now
+        if done > self._burst and now - self._at_burst >= self._at_burst - self._started:
+            return (now - self._at_burst) / (done - self._burst)
+        return (now - self._started) / (done - self._first)
 
 
 class Log(Display):
@@ -147,7 +176,7 @@ class Lines(Monitor):
         elapsed = now - self._started
         line = f"{self._title}: {done}/{self._total}, {clock(elapsed)}"
         if done > self._first:
-            line += f", {clock(elapsed / (done - self._first) * (self._total - done))} left"
+            line += f", {time_left(elapsed / (done - self._first) * (self._total - done))}"
         self.say(f"{line}, {news}" if news else line)
 
     def say(self, sentence: str) -> None:

@@ -28,6 +28,7 @@ from pefll.data.samples import Normalise as Normalise
 from pefll.data.samples import Samples as Samples
 from pefll.data.sources import DATASETS as DATASETS
 from pefll.data.sources import Source as Source
+from pefll.data.sources import federation_from_file as federation_from_file
 from pefll.data.sources import load_samples as load_samples
 from pefll.data.sources import make_federation as make_federation
 from pefll.data.summary import Summary as Summary

@@ -12,7 +12,7 @@ from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted, either, first_few
 from pefll.data.label_advice import advice, described, many_numbers
-from pefll.data.raw_columns import is_missing
+from pefll.data.raw_columns import DATE, NUMBER, has_commas, is_missing, read_column
 from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
 
 # Words for the three splits in users' files.
@@ -38,6 +38,7 @@ def samples_from_arrays(
     feature_names: Sequence[str] = (),
     labels: str = "auto",
     label_names: Sequence[str] = (),
+    time: Any = None,
 ) -> Samples:
     """Return checked samples from a user's arrays, lists or tensors.
 
@@ -54,6 +55,7 @@ def samples_from_arrays(
         labels: what labels are: classes, numbers, sets, or auto. With auto, a matrix of 0 and 1 has sets, other floats
             are numbers, and everything else are classes. Floats without fractions may be both, so auto refuses them.
         label_names: names of the columns of y [N, k].
+        time: [N] dates or numbers, so that the last samples of each client become its test samples; or None.
     """
     name, tokens = text(name, "name"), truth(tokens, "tokens")
     if classes is not None:
@@ -97,7 +99,25 @@ def samples_from_arrays(
         client_keys=client_keys,
         tokens=tokens,
         feature_names=tuple(text(each, "a feature name") for each in listed(feature_names, "feature_names", "['age']")),
+        time=None if time is None else order_of(as_array(time, "time", name), "time", name),
     )
+
+
+def order_of(values: Array, what: str, where: str) -> Array:
+    """Return times [N], given as dates or numbers, as float64 [N]; PefllError for missing times."""
+    if values.ndim != 1:
+        raise PefllError(
+            f"{where}: {what} must have one entry per sample, but its shape is {list(values.shape)}", code="PEFLL-D110"
+        )
+    is_number = values.dtype.kind in "uif"
+    times = read_column(values, what, where, rule=NUMBER if is_number else DATE)[1]
+    if np.isnan(times).any():
+        raise PefllError(
+            f"{where}: column {what!r} has no time in row {int(np.isnan(times).argmax()) + 1:,}, so its client's rows "
+            "have no order; fill it in, or leave the row out",
+            code="PEFLL-D595",
+        )
+    return times
 
 
 def inputs(x: Any, name: str = "arrays", *, tokens: bool = False) -> Array:
@@ -147,6 +167,12 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
     array = _unboxed(as_array(y, "y", name))
     if array.ndim == 2 and array.shape[1] and array.dtype.kind in "bui" and ((array == 0) | (array == 1)).all():
         return "sets"
+    if array.dtype.kind in "OU" and array.size and all(isinstance(one, str) and has_commas(one) for one in array.flat):
+        raise PefllError(
+            f"{name}: labels are texts such as {array.flat[0]!r}; write numbers with a point, as 3.5, or add "
+            f"{for_classes()} if they are names of classes",
+            code="PEFLL-D616",
+        )
     known = array[np.isfinite(array)] if array.dtype.kind == "f" else np.zeros(0)
     if not known.size:
         return "classes"  # or nothing at all, which the check of classes says

@@ -11,7 +11,7 @@ import numpy as np
 
 from pefll.core.errors import PefllError
 from pefll.data import folders, frames, owners
-from pefll.data.arrays import inputs, labels_of, samples_from_arrays
+from pefll.data.arrays import inputs, labels_of, order_of, samples_from_arrays
 from pefll.data.assembly import assemble
 from pefll.data.federation import Federation
 from pefll.data.missing_labels import has_label, without_gaps
@@ -149,10 +149,12 @@ def read_rows(path: Path | str, columns: Columns, *, tokens: bool = False) -> Ro
     if kind == "npz":
         named = () if columns.label == LABEL else (columns.label,)
         label = npz_label(path, columns.label)
-        arrays = read_npz(path, needed=("x", *named), optional=(label, columns.client, SPLIT))
+        arrays = read_npz(path, needed=("x", *named), optional=(label, columns.client, SPLIT, columns.time))
         if columns.client not in arrays:
             raise no_clients(str(path), f"array {columns.client!r}")
-        return Rows(arrays["x"], arrays.get(label), arrays[columns.client], arrays.get(SPLIT))
+        split, time = arrays.get(SPLIT), arrays.get(columns.time)
+        ordered = None if time is None or split is not None else order_of(time, columns.time, path.name)
+        return Rows(arrays["x"], arrays.get(label), arrays[columns.client], split, time=ordered)
     return owners.rows_of_frame(read_frame(path), columns, str(path), tokens=tokens)
 
 

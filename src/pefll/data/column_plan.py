@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pefll.core.wording import counted
-from pefll.data.raw_columns import CALENDAR, CATEGORY, DATE, KINDS, MOST_VALUES, TEXT, Array
+from pefll.data.raw_columns import CALENDAR, CATEGORY, DATE, DECIMAL_COMMA, KINDS, MOST_VALUES, TEXT, Array
 
 # Standardised values are cut here, so that no row can spoil a model, and raw values are recognised.
 CLIP = 10.0
@@ -78,7 +78,8 @@ class ColumnPlan:
             middle = datetime.date(1970, 1, 1) + datetime.timedelta(days=self.mean)
             words = f"days, standardised with mean {middle} and deviation {self.deviation:g} days"
         else:
-            words = f"standardised with mean {self.mean:g} and deviation {self.deviation:g}"
+            words = "read with decimal commas, " if self.kind == DECIMAL_COMMA else ""
+            words += f"standardised with mean {self.mean:g} and deviation {self.deviation:g}"
         return words + ("; missing values are marked by an input" if self.indicator else "")
 
     def inputs(self, values: Array, texts: Sequence[str] = ()) -> Array:

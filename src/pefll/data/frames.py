@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import counted, first_few
 from pefll.data.arrays import as_array
 from pefll.data.missing_labels import as_numbers, has_label
-from pefll.data.raw_columns import BadCell, RawColumn, read_column, refuse_cell
+from pefll.data.raw_columns import SUGGESTED, BadCell, RawColumn, all_unclear, read_column, refuse_cell
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
 
@@ -60,6 +60,7 @@ def raw_columns(
     """Return columns of a table as they are, and their values as float64 [N, columns] with NaN for missing ones."""
     keys = _keys_by_name(frame)
     x, found = None, []
+    unclear: dict[str, PefllError] = {}
     for place, name in enumerate(names):
         values = _column(frame, keys, name, where)
         if not len(values):
@@ -68,10 +69,17 @@ def raw_columns(
             x = np.empty((len(values), len(names)))
         if len(values) != len(x):
             raise _of_other_length(where, name, len(values), names[0], len(x))
-        one, x[:, place] = read_column(values, name, where, rules.get(name, ""))
-        found.append(one)
+        try:
+            one, x[:, place] = read_column(values, name, where, rules.get(name, ""))
+            found.append(one)
+        except PefllError as error:
+            if error.code not in SUGGESTED:
+                raise
+            unclear[name] = error
     if x is None:
         raise PefllError(f"{where}: there are no feature columns; name some", code="PEFLL-D158")
+    if unclear:
+        raise all_unclear(unclear)
     return tuple(found), x
 
 

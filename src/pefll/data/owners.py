@@ -10,12 +10,11 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, similar
 from pefll.data import frames
-from pefll.data.arrays import as_array, owners_of
+from pefll.data.arrays import as_array, order_of, owners_of
 from pefll.data.missing_labels import without_gaps
 from pefll.data.raw_columns import BadCell, refuse_cell
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan, encoded
-from pefll.data.table_samples import order_of
 
 Name = int | str
 CLIENT, SPLIT = "client", "split"  # default names of columns or arrays

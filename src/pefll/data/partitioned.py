@@ -171,6 +171,9 @@ def federation_from_dataset(
     dataset: Any,
     client: Any = None,
     *,
+    split: Any = None,
+    min_samples: int = 1,
+    time: Any = None,
     unseen: float = 0.1,
     unseen_clients: Sequence[int | str] = (),
     validation: float = 0.1,
@@ -178,6 +181,7 @@ def federation_from_dataset(
     seed: int = 0,
     classes: int | None = None,
     name: str = "dataset",
+    labels: str = "auto",
     tokens: bool = False,
 ) -> Federation:
     """Return a federation from a `torch.utils.data.Dataset` with a length.
@@ -185,6 +189,9 @@ def federation_from_dataset(
     Args:
         dataset: item i is (x, y), or (x, y, client).
         client: [N] the owner of each item: any whole numbers or texts; None if the items say so.
+        split: [N] train, validation, test (or 0, 1, 2); None to split each client's items at random.
+        min_samples: clients with fewer items are left out.
+        time: [N] dates or numbers: each client's last items become its test samples.
         unseen: fraction of clients that never take part in training.
         unseen_clients: the clients that never take part in training, by name; they replace `unseen`.
         validation: fraction of each client's training samples that become validation samples.
@@ -192,6 +199,7 @@ def federation_from_dataset(
         seed: seed of the random splits and of the order of clients.
         classes: number of classes; by default the largest label + 1.
         name: name of the data.
+        labels: what labels are, see `samples_from_arrays`; with auto, their type and shape tell.
         tokens: whether x holds whole numbers that a model embeds.
     """
     try:
@@ -228,9 +236,15 @@ def federation_from_dataset(
             part.append(value)
     x, y = _array(parts[0], "x", name), _array(parts[1], "y", name)
     owner = client if client is not None else _array(parts[2], "client", name)
-    samples = samples_from_arrays(x, y, owner, None, classes, name, tokens=tokens)
+    samples = samples_from_arrays(x, y, owner, split, classes, name, tokens=tokens, labels=labels, time=time)
     return federation_of_clients(
-        samples, seed=seed, unseen=unseen, unseen_clients=unseen_clients, validation=validation, test=test
+        samples,
+        min_samples=min_samples,
+        seed=seed,
+        unseen=unseen,
+        unseen_clients=unseen_clients,
+        validation=validation,
+        test=test,
     )
 
 

@@ -6,6 +6,7 @@ import datetime
 import math
 import numbers
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.core.errors import PefllError, unknown
-from pefll.core.wording import argument, counted, either
+from pefll.core.wording import argument, counted, either, first_few
+from pefll.data.dates import dates_in_numbers, has_dates_in_numbers, is_date, is_local_date, parsed_date
 
 Array = npt.NDArray[Any]
 
-NUMBER, BOOLEAN, CATEGORY, DATE, CALENDAR, TEXT = KINDS = ("number", "boolean", "category", "date", "calendar", "text")
+KINDS = ("number", "boolean", "category", "date", "calendar", "text", "decimal-comma")
+NUMBER, BOOLEAN, CATEGORY, DATE, CALENDAR, TEXT, DECIMAL_COMMA = KINDS
 # What a user may ask for. Booleans are found by themselves.
-RULES = (NUMBER, CATEGORY, DATE, CALENDAR, TEXT)
+RULES = (NUMBER, CATEGORY, DATE, CALENDAR, TEXT, DECIMAL_COMMA)
 
 # A category has at most this many inputs of its own. Rarer values share one input.
 MOST_VALUES = 32
@@ -28,8 +31,12 @@ MOST_VALUES = 32
 _MANY_TEXTS, _FEW_ROWS = 1_000, 50
 _LONGEST = 1_000  # most characters of a category's value
 _DAY = 86_400.0  # seconds
-_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
-_LOCAL_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ].*)?")
+# Numbers as 3,5 or 1.234,5 or 1,234.5: the comma is a decimal point, or separates thousands.
+_GROUP = "[. '\u00a0\u202f]"  # what separates thousands, beside the comma
+_COMMA = re.compile(rf"[+-]?(\d+,\d+|\d{{1,3}}({_GROUP}\d{{3}})+,\d+|\d{{1,3}}(,\d{{3}})+(\.\d+)?)")
+_DECIMAL_COMMA = re.compile(rf"[+-]?((\d+|\d{{1,3}}({_GROUP}\d{{3}})+)(,\d+)?|,\d+)")
+# The rule to suggest for a column that needs one, by the code of its error.
+SUGGESTED = {"PEFLL-D584": TEXT, "PEFLL-D585": DATE, "PEFLL-D614": DECIMAL_COMMA}
 # What gets the row of a cell that cannot be read, and its error.
 BadCell = Callable[[int, PefllError], object]
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
@@ -74,9 +81,7 @@ def read_column(
     if kind == "M":
         return _dates(name, values.astype("datetime64[us]").astype(np.float64), np.isnat(values), rule, where)
     if kind in "uif" and rule != CATEGORY:
-        if rule not in ("", NUMBER, BOOLEAN):
-            raise _wrong_kind(where, name, "numbers", rule)
-        return RawColumn(name, rule or NUMBER), values.astype(np.float64)
+        return _found_numbers(values.astype(np.float64), name, where, rule, bad)
     if kind == "b" and rule != CATEGORY:
         if rule not in ("", NUMBER, BOOLEAN):
             raise _wrong_kind(where, name, "booleans", rule)
@@ -102,19 +107,41 @@ def _objects(values: list[Any], name: str, where: str, rule: str, bad: BadCell) 
         return _texts(values, missing, name, where, rule)
     is_boolean = all(issubclass(each, bool | np.bool_) for each in types)
     if is_boolean or all(issubclass(each, numbers.Number) or each.__name__ == "Decimal" for each in types):
+        found = np.asarray([math.nan if gap else _as_float(value) for value, gap in zip(values, missing, strict=True)])
+        if not is_boolean:
+            return _found_numbers(found, name, where, rule, bad)
         if rule not in ("", NUMBER, BOOLEAN):
-            raise _wrong_kind(where, name, "booleans" if is_boolean else "numbers", rule)
-        found = [math.nan if gap else _as_float(value) for value, gap in zip(values, missing, strict=True)]
-        return RawColumn(name, rule or (BOOLEAN if is_boolean else NUMBER)), np.asarray(found)
-    if rule in (NUMBER, BOOLEAN) and all(issubclass(each, str | numbers.Number) for each in types):
+            raise _wrong_kind(where, name, "booleans", rule)
+        return RawColumn(name, rule or BOOLEAN), found
+    if rule in (NUMBER, BOOLEAN, DECIMAL_COMMA) and all(issubclass(each, str | numbers.Number) for each in types):
         return RawColumn(name, rule), _numbers_in_texts(values, missing, name, where, rule, bad)
-    if texts and (rule in (DATE, CALENDAR) or (not rule and _are_dates(values, missing, _ISO))):
+    if texts and (rule in (DATE, CALENDAR) or (not rule and _are_dates(values, missing))):
         return _dates(name, _parsed_dates(values, missing, name, where, bad), missing, rule, where)
     if not texts and not all(issubclass(each, str | numbers.Number) for each in types):
         raise _no_values(where, name, " and ".join(sorted(each.__name__ for each in types)[:3]))
     if rule:
         raise _wrong_kind(where, name, "texts", rule)
     return _texts(values, missing, name, where, rule)
+
+
+def _found_numbers(values: Array, name: str, where: str, rule: str, bad: BadCell) -> tuple[RawColumn, Array]:
+    """Return the column of numbers, float64 [N] with NaN for missing ones, which may be dates such as 20240131."""
+    if rule in (DATE, CALENDAR):
+        missing, days = np.isnan(values), dates_in_numbers(values)
+        wrong = np.isnan(days) & ~missing
+        if wrong.any() and (wrong | missing).all():
+            raise _wrong_kind(where, name, "numbers", rule)
+        for row in np.flatnonzero(wrong).tolist():
+            bad(row, _no_date(f"{values[row]:.15g}", row, name, where))
+        return RawColumn(name, rule), days
+    if rule not in ("", NUMBER, BOOLEAN, DECIMAL_COMMA):
+        raise _wrong_kind(where, name, "numbers", rule)
+    if not rule and has_dates_in_numbers(values):
+        first = f"{values[~np.isnan(values)][0]:.0f}"
+        raise _needs_date_rule(
+            name, where, f"dates such as {first}", f", or {_treat(name, NUMBER)} if they are numbers"
+        )
+    return RawColumn(name, rule or NUMBER), values
 
 
 def _texts(values: list[Any], missing: Array, name: str, where: str, rule: str) -> tuple[RawColumn, Array]:
@@ -137,11 +164,26 @@ def _texts(values: list[Any], missing: Array, name: str, where: str, rule: str) 
 
 def _check_categories(different: list[str], rows: int, name: str, where: str) -> None:
     """Raise PefllError for texts that look like dates, like numbers, or like free text."""
-    if different and all(_LOCAL_DATE.fullmatch(word) for word in different):
+    if different and all(map(is_local_date, different)):
         raise PefllError(
             f"{where}: column {name!r} has dates such as {different[0]!r}, which countries read differently; write "
             f"them as 2024-12-31, or {_leave_out(name)}",
             code="PEFLL-D582",
+        )
+    commas = [word for word in different if _COMMA.fullmatch(word)]
+    if commas and all(_COMMA.fullmatch(word) or _is_number(word) for word in different):
+        raise PefllError(
+            f"{where}: column {name!r} has numbers with commas such as {commas[0]!r}; use "
+            f"{_treat(name, DECIMAL_COMMA)} if it is a decimal point, write them without commas if it separates "
+            f"thousands, or use {_treat(name, CATEGORY)}",
+            code="PEFLL-D614",
+        )
+    no_dates = [word for word in different if not is_date(word)]
+    if len(different) - len(no_dates) > 2 and 0 < len(no_dates) < len(different) / 2:
+        raise PefllError(
+            f"{where}: column {name!r} has dates, but also the text {no_dates[0]!r}; leave such cells empty if the "
+            f"date is missing, or use it as a category with {_treat(name, CATEGORY)}",
+            code="PEFLL-D615",
         )
     odd = [word for word in different if not _is_number(word)]
     if len(different) - len(odd) > MOST_VALUES and 0 < len(odd) < len(different) / 2:
@@ -163,32 +205,37 @@ def _dates(name: str, micro: Array, missing: Array, rule: str, where: str) -> tu
     if rule not in (DATE, CALENDAR):
         if rule:
             raise _wrong_kind(where, name, "dates", rule)
-        raise PefllError(
-            f"{where}: column {name!r} has dates; say how to use them: {_treat(name, DATE)} for days (a trend), "
-            f"{_treat(name, CALENDAR)} for the time of the year, the week and the day, or {_leave_out(name)}",
-            code="PEFLL-D585",
-        )
+        raise _needs_date_rule(name, where)
     return RawColumn(name, rule), np.where(missing, np.nan, micro / (_DAY * 1e6))
 
 
+def _needs_date_rule(name: str, where: str, found: str = "dates", more: str = "") -> PefllError:
+    return PefllError(
+        f"{where}: column {name!r} has {found}; say how to use them: {_treat(name, DATE)} for days (a trend), "
+        f"{_treat(name, CALENDAR)} for the time of the year, the week and the day, or {_leave_out(name)}{more}",
+        code="PEFLL-D585",
+    )
+
+
+def _no_date(text: str, row: int, name: str, where: str) -> PefllError:
+    return PefllError(
+        f"{where}: column {name!r} has {text[:40]!r} in row {row + 1:,}, which is no date; write dates as 2024-12-31 "
+        "or 2024-12-31 23:59:00",
+        code="PEFLL-D586",
+    )
+
+
 def _parsed_dates(values: list[Any], missing: Array, name: str, where: str, bad: BadCell) -> Array:
-    """Return texts as microseconds since 1970, float64 [N]; a text that is no ISO date is a bad cell."""
+    """Return texts as microseconds since 1970, float64 [N]; a text that is no date is a bad cell."""
     known: dict[str, float] = {}
     for row, (value, gap) in enumerate(zip(values, missing, strict=True)):
         if gap or not math.isnan(known.get(value, math.nan)):
             continue
         try:
-            if not _ISO.fullmatch(value.strip()):
-                raise ValueError
-            known[value] = _microseconds(datetime.datetime.fromisoformat(value.strip().replace(",", ".")))
+            known[value] = _microseconds(parsed_date(value))
         except ValueError:
             known[value] = math.nan  # the next row with this text is a bad cell, too
-            error = PefllError(
-                f"{where}: column {name!r} has {value[:40]!r} in row {row + 1:,}, which is no date; write dates as "
-                "2024-12-31 or 2024-12-31 23:59:00",
-                code="PEFLL-D586",
-            )
-            bad(row, error)
+            bad(row, _no_date(value, row, name, where))
     return np.asarray([0.0 if gap else known[value] for value, gap in zip(values, missing, strict=True)])
 
 
@@ -209,10 +256,12 @@ def _numbers_in_texts(values: list[Any], missing: Array, name: str, where: str, 
         word = values[place].strip()
         if rule == BOOLEAN and word.lower() in (*_TRUE, *_FALSE):
             found[place] = word.lower() in _TRUE
-        elif _is_number(word):
+        elif rule == DECIMAL_COMMA and _DECIMAL_COMMA.fullmatch(word):
+            found[place] = float(re.sub(_GROUP, "", word).replace(",", "."))
+        elif _is_number(word) and rule != DECIMAL_COMMA:
             found[place] = float(word)
         else:
-            needed = "a number" if rule == NUMBER else "true or false"
+            needed = {NUMBER: "a number", BOOLEAN: "true or false"}.get(rule, "a number such as 3,5")
             error = PefllError(
                 f"{where}: column {name!r} has the text {word[:40]!r} in row {place + 1:,} where {needed} is needed; "
                 "correct it, or leave the cell empty if the value is missing",
@@ -220,6 +269,11 @@ def _numbers_in_texts(values: list[Any], missing: Array, name: str, where: str, 
             )
             bad(place, error)
     return found
+
+
+def has_commas(word: str) -> bool:
+    """Return whether a text is a number with a comma, such as 3,5."""
+    return _COMMA.fullmatch(word.strip()) is not None
 
 
 def is_missing(value: Any) -> bool:
@@ -252,8 +306,21 @@ def _is_number(word: str) -> bool:
         return False
 
 
-def _are_dates(values: list[Any], missing: Array, form: re.Pattern[str]) -> bool:
-    return all(gap or form.fullmatch(value.strip()) for value, gap in zip(values, missing, strict=True))
+def _are_dates(values: list[Any], missing: Array) -> bool:
+    return all(gap or is_date(value) for value, gap in zip(values, missing, strict=True))
+
+
+def all_unclear(errors: Mapping[str, PefllError]) -> PefllError:
+    """Return one error for all columns that need a rule, given the error of each: the first one names the others."""
+    name, first = next(iter(errors.items()))
+    others = [other for other in errors if other != name]
+    if not others:
+        return first
+    rules = {each: SUGGESTED[error.code] for each, error in errors.items()}
+    words = ",".join(f"{each}={rule}" for each, rule in rules.items())
+    given = either(f"--treat {shlex.quote(words)}", f"treat={rules!r}")
+    needs = "needs a rule" if len(others) == 1 else "need rules"
+    return PefllError(f"{first.args[0]}; {first_few(map(repr, others))} {needs}, too, for example {given}", first.code)
 
 
 def check_rules(rules: Mapping[str, str], names: Sequence[str], where: str) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pefll.core.arguments import listed, plain, shown, text, whole_number
 from pefll.core.arguments import path as as_path
-from pefll.core.arguments import plain, shown, text
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, frames, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
-from pefll.data.column_use import AS_IT_IS, Use, refuse_use
+from pefll.data.column_use import AS_IT_IS, Use, refuse_use, use_of
 from pefll.data.federation import Federation
-from pefll.data.owners import CLIENT
+from pefll.data.owners import CLIENT, SPLIT
 from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
 from pefll.data.samples import Samples
+from pefll.data.user_arrays import federation_of_clients
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"
 
@@ -164,6 +166,9 @@ def make_federation(
     seed: int = 0,
     unseen: float = 0.1,
     unseen_clients: Sequence[int | str] = (),
+    min_samples: int = 1,
+    validation: float | None = None,
+    test: float | None = None,
 ) -> Federation:
     """Return a federation with the given partition of samples among clients.
 
@@ -174,13 +179,24 @@ def make_federation(
         seed: seed of all random draws.
         unseen: fraction of clients that never take part in training.
         unseen_clients: names of the clients that never take part in training, which replace `unseen`; with 'natural'.
+        min_samples: clients of the data with fewer samples are left out; with 'natural'.
+        validation: share of validation samples, see `natural` and `by_class`; None for the partition's default.
+        test: share of test samples if the data is not split; None for the partition's default.
     """
     check_is_samples(samples)
     kind, numbers = _parse(partition)
+    least = whole_number(min_samples, argument("min_samples"), 1)
+    parts = {name: part for name, part in (("validation", validation), ("test", test)) if part is not None}
     if kind == "natural":
-        return natural(samples, seed, unseen=unseen, clients=clients, unseen_clients=unseen_clients)
-    if (named := names_of_clients(unseen_clients)) or samples.time is not None:
-        given = argument("unseen_clients") if named else argument("time", option="--time-column")
+        more: dict[str, Any] = {"unseen": unseen, "clients": clients, "unseen_clients": unseen_clients, **parts}
+        if least > 1:
+            return federation_of_clients(samples, min_samples=least, seed=seed, **more)
+        return natural(samples, seed, **more)
+    named = names_of_clients(unseen_clients)
+    if named or samples.time is not None or least > 1:
+        given = argument("time", option="--time-column")
+        if named or least > 1:
+            given = argument("unseen_clients" if named else "min_samples")
         raise PefllError(
             f"{given} is for the clients of the data, but {partition!r} makes other clients; leave it out, or use "
             f"{argument('partition', 'natural')}",
@@ -191,9 +207,81 @@ def make_federation(
             f"the partition {partition!r} needs a number of clients: add {argument('clients', 50)}", code="PEFLL-D206"
         )
     if kind == "by-class":
-        return by_class(samples, clients, int(numbers[0]), seed, unseen=unseen)
+        return by_class(samples, clients, int(numbers[0]), seed, unseen=unseen, **parts)
     other = numbers[1] if len(numbers) == 2 else None
-    return dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen)
+    return dirichlet(samples, clients, numbers[0], seed, alpha_unseen=other, unseen=unseen, **parts)
+
+
+def federation_from_file(
+    path: str | Path,
+    label: str | Sequence[str] = user_files.LABEL,
+    client: str = CLIENT,
+    *,
+    split: str = SPLIT,
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    treat: Mapping[str, str] | None = None,
+    missing: str = "impute",
+    encode: str = "auto",
+    min_samples: int = 1,
+    time: str | None = None,
+    unseen: float = 0.1,
+    unseen_clients: Sequence[int | str] = (),
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+    classes: int | None = None,
+    labels: str = "auto",
+) -> Federation:
+    """Return a federation of the clients that a file or folder names.
+
+    `federation_from_frame` explains the arguments that are not here. `features`, `drop`, `treat` and `encode` are for
+    tables.
+
+    Args:
+        path: an `.npz` with x, y and client; a CSV or Parquet table; or a folder `client/class/*.png`.
+        label: name of the column or array of labels; in an `.npz`, the default name also finds y.
+        client: name of the column or array of clients.
+        split: name of the column or array with train, validation, test; it may be absent.
+        features: names of the columns that are features; by default all others.
+        drop: names of columns that are not used.
+        treat: rules for columns, by their names.
+        missing: what happens to rows with missing values.
+        encode: "auto", or "none" to use numbers as they are.
+        min_samples: clients with fewer samples are left out.
+        time: name of a column or array of dates or numbers, which orders each client's samples.
+        unseen: fraction of clients that never take part in training.
+        unseen_clients: the clients that never take part in training, by name; they replace `unseen`.
+        validation: fraction of each client's training samples that become validation samples.
+        test: fraction of each client's samples that become test samples, if the data is not split.
+        seed: seed of the random splits and of the order of clients.
+        classes: number of classes; by default the largest label + 1.
+        labels: what labels are, see `samples_from_arrays`.
+    """
+    chosen, dropped = (
+        tuple(text(each, what) for each in listed(() if given is None else given, what, "['age']"))
+        for what, given in (("features", features), ("drop", drop))
+    )
+    use = use_of(chosen, dropped, treat, encode, "" if time is None else time, missing)
+    samples = user_files.read_samples(
+        path, label=label, client=client, split=split, classes=classes, use=use, labels=labels
+    )
+    if samples.client is None:
+        raise PefllError(
+            f"{path} does not name the client of each sample; name its column or array with client=..., or give "
+            "samples to clients with pefll.make_federation(pefll.read_samples(path), ...)",
+            code="PEFLL-D617",
+        )
+    return federation_of_clients(
+        samples,
+        missing,
+        min_samples,
+        seed=seed,
+        unseen=unseen,
+        unseen_clients=unseen_clients,
+        validation=validation,
+        test=test,
+    )
 
 
 def _parse(partition: str) -> tuple[str, list[float]]:

@@ -14,7 +14,7 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.data.column_plan import CLIP, ColumnPlan, column_plan_of
-from pefll.data.raw_columns import BOOLEAN, NUMBER, Array, BadCell, RawColumn, read_column, refuse_cell
+from pefll.data.raw_columns import BOOLEAN, DECIMAL_COMMA, NUMBER, Array, BadCell, RawColumn, read_column, refuse_cell
 
 # Limits of a plan in a file, which may come from a stranger.
 _MOST_COLUMNS, _MOST_INPUTS = 100_000, 1 << 20
@@ -82,7 +82,7 @@ class TablePlan:
 
         Only a table of numbers has such an array.
         """
-        words = [each.name for each in self.columns if each.kind not in (NUMBER, BOOLEAN)]
+        words = [each.name for each in self.columns if each.kind not in (NUMBER, BOOLEAN, DECIMAL_COMMA)]
         if words or x.ndim != 2 or x.shape[1] != len(self.columns) or x.dtype.kind not in "uifb":
             need = f"such as {words[0]!r}" if words else f"{len(self.columns)} of them"
             raise PefllError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pefll.core.arguments import listed, text
 from pefll.core.errors import PefllError
-from pefll.data.arrays import samples_from_arrays
+from pefll.data.arrays import order_of, samples_from_arrays
 from pefll.data.column_use import AS_IT_IS, Use, chosen_features
 from pefll.data.frames import (
     check_owners,
@@ -23,7 +23,7 @@ from pefll.data.frames import (
     raw_columns,
 )
 from pefll.data.missing_labels import check_all_labelled, has_label, labels_where
-from pefll.data.raw_columns import DATE, NUMBER, RawColumn, read_column
+from pefll.data.raw_columns import RawColumn
 from pefll.data.samples import Array, Samples
 
 
@@ -131,16 +131,3 @@ def rows_with_labels(y: Array, label: str, use: Use, name: str) -> Array:
 def rows_where(there: Array, values: Any) -> Any:
     """Return some entries of an array; one of another length unchanged, because the check of samples refuses it."""
     return values if values is None or there.all() or len(values) != len(there) else values[there]
-
-
-def order_of(values: Array, what: str, where: str) -> Array:
-    """Return a column of times, given as dates or numbers, as float64 [N]; PefllError for missing times."""
-    is_number = values.dtype.kind in "uif"
-    times = read_column(values, what, where, rule=NUMBER if is_number else DATE)[1]
-    if np.isnan(times).any():
-        raise PefllError(
-            f"{where}: column {what!r} has no time in row {int(np.isnan(times).argmax()) + 1:,}, so its client's rows "
-            "have no order; fill it in, or leave the row out",
-            code="PEFLL-D595",
-        )
-    return times

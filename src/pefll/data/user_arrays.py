@@ -23,7 +23,10 @@ def federation_from_arrays(
     client: Any,
     *,
     split: Any = None,
+    min_samples: int = 1,
+    time: Any = None,
     unseen: float = 0.1,
+    unseen_clients: Sequence[int | str] = (),
     validation: float = 0.1,
     test: float = 0.2,
     seed: int = 0,
@@ -39,7 +42,11 @@ def federation_from_arrays(
         y: labels: [N] whole numbers from 0 or texts; [N] or [N, k] floats; [N, k] of 0 and 1, see `Samples`.
         client: [N] the owner of each sample: any whole numbers or texts.
         split: [N] train, validation, test (or 0, 1, 2); None to split each client's samples at random.
+        min_samples: clients with fewer samples are left out.
+        time: [N] dates or numbers: each client's last samples become its test samples, and those before them its
+            validation samples.
         unseen: fraction of clients that never take part in training.
+        unseen_clients: the clients that never take part in training, by name; they replace `unseen`.
         validation: fraction of each client's training samples that become validation samples.
         test: fraction of each client's samples that become test samples, if `split` is None.
         seed: seed of the random splits and of the order of clients.
@@ -53,8 +60,16 @@ def federation_from_arrays(
         raise PefllError(
             f"{name}: there is no client column; name the clients, or partition the samples by class", code="PEFLL-D182"
         )
-    samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens, labels=labels)
-    return federation_of_clients(samples, seed=seed, unseen=unseen, validation=validation, test=test)
+    samples = samples_from_arrays(x, y, client, split, classes, name, tokens=tokens, labels=labels, time=time)
+    return federation_of_clients(
+        samples,
+        min_samples=min_samples,
+        seed=seed,
+        unseen=unseen,
+        unseen_clients=unseen_clients,
+        validation=validation,
+        test=test,
+    )
 
 
 def federation_from_frame(
@@ -92,7 +107,8 @@ def federation_from_frame(
         features: names of the columns that are features, in order; by default all others.
         drop: names of columns that are not used.
         treat: rules for columns, by their names: "number", "category", "date" (days, a trend), "calendar" (time of the
-            year, the week and the day), or "text" (counts of words). Dates and long texts need one.
+            year, the week and the day), "text" (counts of words), or "decimal-comma" (3,5 is 3.5). Dates, long texts
+            and numbers with commas need one.
         missing: "impute" fills missing values and marks them, "drop" leaves such rows out, "refuse" is an error. A row
             without a label is an error, too, but left out with "drop", and with "drop-unlabelled", which otherwise is
             "impute".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
@@ -53,18 +54,28 @@ def read_samples(
         arguments.text(value, name, name) for value, name in ((label, LABEL), (client, CLIENT), (split, SPLIT))
     )
     kind = kind_of_file(path)
-    if kind != "table":
+    if kind == "npz":
+        refuse_use(use._replace(time=""), path.name)
+    elif kind != "table":
         refuse_use(use, path.name)
     if kind == "folder":
         refuse_columns(path.name, label, client)
         return folders.from_folder(path, classes)
     if kind == "npz":
-        named = () if client == CLIENT else (client,)
+        named = (*(() if client == CLIENT else (client,)), *filter(None, [use.time]))
         y = npz_label(path, label)
         arrays = read_npz(path, needed=("x", y, *named), optional=(client, split))
-        return samples_from_arrays(
-            arrays["x"], arrays[y], arrays.get(client), arrays.get(split), classes, name=path.stem, labels=labels
+        samples = samples_from_arrays(
+            arrays["x"],
+            arrays[y],
+            arrays.get(client),
+            arrays.get(split),
+            classes,
+            name=path.stem,
+            labels=labels,
+            time=arrays.get(use.time),
         )
+        return replace(samples, time_column=use.time)
     frame = read_frame(path)
     names = frames.columns(frame)
     missing = [each for each in frames.label_names(label, names) if each not in names]

@@ -96,7 +96,8 @@ class Config:
         encode: auto, or none to take a table's columns as they are.
         missing: what to do with missing values in a table: impute, drop, drop-unlabelled or refuse.
         min_samples: clients with fewer samples are left out.
-        time_column: a table's column that orders each client's samples, so that the last are for the test.
+        time_column: a table's column, or an array in an .npz, that orders each client's samples, so that the last are
+            for the test.
         unseen_clients: names of the clients that never take part in training, with commas between them; "" for a
             random share `unseen`.
         data_sha256: fingerprint of the federation, so that a run is never resumed on other data.

@@ -20,7 +20,7 @@ from pefll.data.selecting import selected
 from pefll.runs.config import Config
 from pefll.tasks.names import labels_for
 
-MOST_PATH = 4_096  # a longer text is no path of a file
+_MOST_PATH = 4_096  # a longer text is no path of a file
 
 # Settings that decide which samples are read.
 _OF_SAMPLES = (
@@ -82,10 +82,15 @@ def data_of_python(config: Config) -> bool:
     return _is_gone(config) and not Path(config.data).suffix and len(Path(config.data).parts) == 1
 
 
+def kept_names(text: str) -> str:
+    """Return names of clients as a run keeps them: a file by its whole path, so that commands elsewhere find it."""
+    return str(Path(text).resolve()) if text and len(text) <= _MOST_PATH and Path(text).is_file() else text
+
+
 def _unseen_clients(text: str) -> tuple[str, ...]:
     """Return the names of unseen clients, from a text with commas between them or from a file with one per line."""
     path = Path(text).expanduser()
-    if not text or len(text) > MOST_PATH or not path.is_file():
+    if not text or len(text) > _MOST_PATH or not path.is_file():
         return names_in(in_utf8(text))
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -33,6 +33,7 @@ from pefll.models.head import last_linear
 from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
+from pefll.runs.model_folder import file_name
 from pefll.tasks import Classification, Task
 from pefll.tasks.names import allow_task, named_again, task_of
 from pefll.tasks.own import predictions
@@ -255,7 +256,9 @@ class PersonalModel(nn.Module):
                 code="PEFLL-R107",
             )
         if not path.is_file():
-            raise PefllError(f"there is no file {path}", code="PEFLL-R108")
+            own = path.with_name(file_name(path.stem))  # names of clients may have no safe file name
+            there = f"; the model of client {path.stem} is {own}" if own != path and own.is_file() else ""
+            raise PefllError(f"there is no file {path}{there}", code="PEFLL-R108")
         header = modelfile.read_header(path)
         spec = header.spec
         allow(architecture)

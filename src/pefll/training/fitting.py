@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pefll.core import arguments
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.plugins import allow
-from pefll.core.progress import Display, display, say
+from pefll.core.progress import Display, Monitor, display, say
 from pefll.core.schedules import Schedule
 from pefll.core.signals import Signals, Stopped, stop_signals
 from pefll.data.federation import Federation, check_is_federation
@@ -35,8 +35,9 @@ from pefll.tasks import Task
 from pefll.tasks.checking import direction_note
 from pefll.tasks.names import allow_task, checked_task
 from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
+from pefll.training.estimate import Told, before_first_round
 from pefll.training.evaluation import Measure, why_not_evaluated
-from pefll.training.loop import train
+from pefll.training.loop import local_steps, train
 from pefll.training.most_frequent import hardly_better
 from pefll.training.resolve import RunSpec, resolve, resolve_for
 from pefll.training.round_robin import ScheduledRun, Turns, round_robin
@@ -328,9 +329,17 @@ def _train_and_test(
             progress.lockstep = max(progress.lockstep, runs_at_once)
             if progress.round:
                 tell(f"{spec.title}: resuming after round {progress.round}")
-            with screen.line(spec.title, spec.config.rounds, progress.round) as bar:
+            told = Told()
+            if tell is not _ignore:
+                steps = local_steps(spec.method, spec.federation)
+                told = before_first_round(engine, spec, progress, steps, runs_at_once)
+                if told.sentence:
+                    tell(f"{spec.title}: {told.sentence}")
+            # A method without rounds has no bar of rounds, only that of the test, in which its clients train.
+            rounds = spec.config.rounds
+            with screen.line(spec.title, rounds, progress.round) if rounds else Monitor() as bar:
                 observers = [History(), *guarded, ProgressBar(bar)]
-                yield from train(engine, active, progress, observers, tell, asked_to_stop, runs_at_once)
+                yield from train(engine, active, progress, observers, tell, asked_to_stop, runs_at_once, told.of_round)
         except PefllError as problem:
             error = _with_cause(problem, spec.federation)
             if runs_at_once > 1:  # report it now, because the other runs may take long

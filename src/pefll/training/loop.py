@@ -33,6 +33,7 @@ def train(
     say: Callable[[str], None],
     asked_to_stop: Sequence[int] = (),
     runs_at_once: int = 1,
+    told: float = 0.0,
 ) -> Turns[None]:
     """Train a run from its current round to the last one; `run` and `progress` are updated in place.
 
@@ -48,6 +49,7 @@ def train(
         say: gets a sentence if a callback ends the run.
         asked_to_stop: signals received so far, read after every stretch of rounds.
         runs_at_once: number of runs that take turns, for the estimate of the time.
+        told: seconds per round that the user was told before the first one; 0 for none.
 
     Yields:
         After work is launched, so that other runs have a turn.
@@ -66,7 +68,7 @@ def train(
     pipeline = Pipeline(engine, run.spec, progress, saver)
     # A GPU shares its time among runs, and real clients come and go: their first rounds say little.
     on_cpu = engine.name in ("serial", "vector") and not pipeline.works_on
-    estimate = Estimate(config.rounds, runs_at_once) if on_cpu else None
+    estimate = Estimate(config.rounds, runs_at_once, told) if on_cpu else None
     try:
         while run.round < config.rounds and not run.stopped_by and not (run.ends(asked_to_stop) and pipeline.idle):
             if not run.ends(asked_to_stop):

@@ -98,6 +98,8 @@ class RunSpec:
         """Its data, method, model, rounds and device, in one line."""
         config, data, hardware = self.config, self.federation, self.hardware
         rounds = f"{counted(config.rounds, 'round')} of {counted(self.clients_per_round, 'client')}"
+        if not self.method.trains_in_rounds:
+            rounds = "no rounds"  # each client trains alone
         precision = hardware.precision + (f" ({note})" if (note := self.precision_note) else "")
         untested = f" ({data.num_untested:,} without test samples)" if data.num_untested else ""
         return (
