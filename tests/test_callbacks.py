@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,7 +35,7 @@ class Told(pefll.Callback):
         self.calls.append(("start", run.spec.config.seed, run.round, len(run.history)))
 
     def on_evaluation(self, run, row):
-        assert run.history[-1] is row
+        assert run.history[-1] == row
         assert run.round == row["round"]
         self.calls.append(("evaluation", run.spec.config.seed, row["round"]))
 
@@ -164,6 +165,55 @@ def test_a_run_whose_callback_fails_is_saved_and_goes_on_later(tmp_path, event, 
     whole = pefll.fit(ragged(), "fedavg", rounds=10, **settings)
     assert torch.equal(flat(again.final), flat(whole.final))
     assert [row["round"] for row in again.history] == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("answer", [0.93, np.array([True, False]), "stop", (one for one in "a")])
+def test_what_is_no_answer_ends_the_run_as_an_error(tmp_path, answer):
+    class Answers(pefll.Callback):
+        def on_evaluation(self, run, row):
+            return answer
+
+    with pytest.raises(PefllError, match=r"Answers failed in on_evaluation: TypeError: it returned .*only True ends"):
+        pefll.fit(ragged(), "fedavg", rounds=6, out=tmp_path, callbacks=[Answers()], **QUICK | {"engine": "serial"})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round-00000002"]
+
+
+@pytest.mark.parametrize(("answer", "last"), [(np.bool_(True), 2), (torch.tensor(True), 2), (torch.tensor(False), 6)])
+def test_true_is_true_of_numpy_and_torch_too(answer, last):
+    class Answers(pefll.Callback):
+        def on_evaluation(self, run, row):
+            return answer
+
+    run = pefll.fit(ragged(), "fedavg", rounds=6, callbacks=[Answers()], **QUICK | {"engine": "serial"})
+    assert run.history[-1]["round"] == last
+
+
+def test_a_callback_cannot_change_the_history(tmp_path):
+    class Clears(pefll.Callback):
+        def on_evaluation(self, run, row):
+            row["seen"].clear()
+            row.clear()
+
+    plain = pefll.fit(ragged(), "fedavg", rounds=4, **QUICK)
+    run = pefll.fit(ragged(), "fedavg", rounds=4, out=tmp_path, callbacks=[Clears()], **QUICK)
+    assert [row["seen"] for row in run.history] == [row["seen"] for row in plain.history]
+
+
+def test_a_callback_that_exits_is_saved_and_named_in_one_line(tmp_path):
+    """Messages of several lines or of none stay one sentence."""
+    for place, (error, said) in enumerate(
+        (
+            (SystemExit(3), r"SystemExit in .*: 3; its 2 rounds are saved"),
+            (ValueError("first\nsecond"), r"ValueError in .*: first; its 2 rounds"),
+            (ValueError(), r"ValueError in .*, line \d+; its 2 rounds"),
+        )
+    ):
+        folder = tmp_path / str(place)
+        with pytest.raises(PefllError, match=rf"Breaks failed in on_evaluation: {said}"):
+            pefll.fit(
+                *(ragged(), "fedavg"), rounds=4, out=folder, callbacks=[Breaks("on_evaluation", error, at=1)], **QUICK
+            )
+        assert list((folder / "checkpoints").glob("round-*"))
 
 
 def test_a_callback_that_fails_at_the_start_or_at_the_end(tmp_path):

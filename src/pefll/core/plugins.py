@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pefll.core.errors import PefllError
+from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import argument, either, first_few
 
 # Environment variable with the names of the code that child processes may import, separated by commas.
@@ -42,7 +42,8 @@ def fault(error: BaseException) -> str:
     ]
     for place in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(place.filename).is_file() and not any(Path(place.filename).is_relative_to(one) for one in installed):
-            return f"{type(error).__name__} in {place.filename}, line {place.lineno}: {error}"
+            where = f"{type(error).__name__} in {place.filename}, line {place.lineno}"
+            return f"{where}: {first_line(error)}" if str(error) else where
     return ""
 
 

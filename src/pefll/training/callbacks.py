@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
+
+import numpy as np
+import torch
 
 from pefll.core import arguments
 from pefll.core.errors import PefllError, first_line, unknown
@@ -77,10 +81,11 @@ class Callback:
 
         Args:
             run: the run; `row` is the last row of its history.
-            row: round, seconds, bytes, and the validation metrics of seen and unseen clients.
+            row: round, seconds, bytes, and the validation metrics of seen and unseen clients. It is a copy.
 
         Returns:
-            True to end the run after this round. The run is then tested and written as usual.
+            True to end the run after this round. The run is then tested and written as usual. Any other value than
+            True, False and None is an error.
         """
 
     def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
@@ -107,7 +112,13 @@ class Guarded(Callback):
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> bool:
         """An evaluation is done; return whether to end the run."""
-        return bool(self._call(run, "on_evaluation", row))
+        answer = self._call(run, "on_evaluation", copy.deepcopy(row))
+        # A generator or a figure is true, too: it would end the run, and nobody would know why.
+        truth = isinstance(answer, torch.Tensor) and answer.dtype == torch.bool and answer.ndim == 0
+        if answer is None or isinstance(answer, bool | np.bool_) or truth:
+            return bool(answer)
+        self._fail(run, "on_evaluation", TypeError(f"it returned {arguments.shown(answer)}, but only True ends a run"))
+        return False
 
     def on_checkpoint(self, run: ActiveRun, round_: int) -> None:
         """A checkpoint has been written."""
@@ -124,13 +135,16 @@ class Guarded(Callback):
             return None
         try:
             return getattr(self.callback, event)(run, *arguments)
-        except Exception as error:  # noqa: BLE001 - a user's code may raise anything
-            self.failed = True
-            if run.failure is None:
-                run.failure = self._failure(run, event, error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
+            self._fail(run, event, error)
             return None
 
-    def _failure(self, run: ActiveRun, event: str, error: Exception) -> PefllError:
+    def _fail(self, run: ActiveRun, event: str, error: BaseException) -> None:
+        self.failed = True
+        if run.failure is None:
+            run.failure = self._failure(run, event, error)
+
+    def _failure(self, run: ActiveRun, event: str, error: BaseException) -> PefllError:
         """Return the error that ends the run. The text of a PefllError is a sentence already."""
         where = f"{run.spec.title}: the callback {name_of(self)} failed in {event}"
         verb = "is" if run.round == 1 else "are"
