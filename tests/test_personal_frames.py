@@ -74,7 +74,7 @@ def test_pyarrow_and_polars(model, frame):
 
 
 def test_missing_and_double_columns_are_named(model, frame):
-    with pytest.raises(PefllError, match=r"'height' and 'age'.*PEFLL-M030") as error:
+    with pytest.raises(PefllError, match=r"columns 'height' and 'age'.*add them.*PEFLL-M030") as error:
         model.predict(frame[["width", "weight"]])
     assert error.value.code == "PEFLL-M030"
     twice = pandas.concat([frame, frame[["age"]]], axis=1)

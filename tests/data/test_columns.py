@@ -25,7 +25,7 @@ def table(**columns):
 
 def federation(frame, **more):
     unseen = {} if "unseen_clients" in more else {"unseen": 0.34}
-    return federation_from_frame(frame, "y", "user", **unseen | more)
+    return federation_from_frame(frame, **{"label": "y", "client": "user"} | unseen | more)
 
 
 def learned(name, values, **more):
@@ -204,6 +204,65 @@ def test_dates_and_numbers_that_are_unclear_are_no_categories(values, code):
     assert learned("a", (usual * ROWS)[:ROWS]).kind == "category"
 
 
+@pytest.mark.parametrize(
+    ("write", "code"),
+    [
+        (lambda row: f"{row / 10}", "PEFLL-D670"),
+        (lambda row: f"{row:05}", "PEFLL-D670"),
+        (lambda row: f"{row}%", "PEFLL-D671"),
+        (lambda row: f"${row},000.50", "PEFLL-D671"),
+        (lambda row: f"-€{row}", "PEFLL-D671"),
+        (lambda row: f"{row}.5 kg", "PEFLL-D671"),
+        (lambda row: f"{row} km/h", "PEFLL-D671"),
+        (lambda row: f"{row % 24}:{row:02}", "PEFLL-D672"),
+    ],
+)
+def test_many_numbers_in_texts_are_no_category(write, code):
+    """33 of 900 prices were a category of 32 values, and all others were one input."""
+    values = [write(row % 40) for row in range(200)]
+    frame = {
+        "n": np.arange(200) / 10,
+        "a": values,
+        "y": np.arange(200) % 2,
+        "user": [f"u{row % 6}" for row in range(200)],
+    }
+    with pytest.raises(PefllError, match=rf"'a'.*category.*{code}"):
+        federation(frame)
+    assert federation(frame, treat={"a": "category"}).table.columns[1].kind == "category"
+    few = [write(row % 7) for row in range(200)]
+    assert federation(frame | {"a": few}).table.columns[1].kind == "category", "as sizes of bottles"
+
+
+def test_numbers_in_texts_are_numbers_by_a_rule_that_the_error_names():
+    frame = table(a=[f"{row}.5" for row in range(ROWS)], d=DAYS)
+    with pytest.raises(PefllError, match=r"for example treat=\{'a': 'number', 'd': 'date'\}") as error:
+        federation(frame)
+    assert error.value.code == "PEFLL-D670"
+    assert federation(frame, treat={"a": "number", "d": "date"}).input_shape == (3,)
+
+
+@pytest.mark.parametrize("write", [lambda row: f"item{row}", lambda row: f"{row}th", lambda row: f"{row}-{row}"])
+def test_names_with_numbers_are_categories(write):
+    values = [write(row % 40) if row % 2 else f"{row % 40} a" for row in range(200)]
+    frame = {
+        "n": np.arange(200) / 10,
+        "a": values,
+        "y": np.arange(200) % 2,
+        "user": [f"u{row % 6}" for row in range(200)],
+    }
+    assert federation(frame).table.columns[1].kind == "category"
+
+
+def test_numbers_that_pandas_calls_categories_are_categories():
+    pandas = pytest.importorskip("pandas")
+    codes = np.arange(ROWS) % 5
+    frame = pandas.DataFrame(table(a=pandas.Categorical(codes)))
+    made = federation(frame)
+    assert made.table.columns[1].values == ("0", "1", "2", "3", "4")
+    np.testing.assert_array_equal(inputs_of(frame.assign(a=codes), (), made.table, "t"), made.x.numpy())
+    assert federation(frame, treat={"a": "number"}).table.columns[1].kind == "number"
+
+
 def test_all_columns_that_need_a_rule_are_named_at_once():
     """A table with two dates and a text took three attempts."""
     notes = [f"row {row} is fine" for row in range(ROWS)]
@@ -271,6 +330,8 @@ def test_texts_need_a_rule():
         (["1"] * ROWS, {"features": ["a"], "drop": ["a"]}, "PEFLL-D593"),
         (["1"] * ROWS, {"features": ["a", "a"]}, "PEFLL-D594"),
         ([None] * ROWS, {"features": ["n"], "time": "a"}, "PEFLL-D595"),
+        (["1"] * ROWS, {"client": "y"}, "PEFLL-D673"),
+        (["yes", "no", "yes "] * 20, {"label": "a"}, "PEFLL-D675"),
         (["1"] * ROWS, {"treat": {"a": "number"}, "encode": "none"}, "PEFLL-D599"),
         ([1.0, np.nan] * 30, {"missing": "refuse"}, "PEFLL-D600"),
         ([np.nan] * ROWS, {"missing": "drop"}, "PEFLL-D602"),

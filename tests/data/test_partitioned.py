@@ -90,7 +90,7 @@ def test_a_share_of_unseen_clients_beside_their_names():
         ([[True, False]], "PEFLL-D643"),
         ([3], "PEFLL-D610"),
         ([[0, 1], []], "PEFLL-D609"),
-        ([], "PEFLL-D609"),
+        ([], "PEFLL-D676"),
         ([{"trian": [1]}], "PEFLL-D607"),
         ([{"test": [1]}], "PEFLL-D195"),
         (7, "PEFLL-A011"),

@@ -293,6 +293,32 @@ def test_damaged_tables(tmp_path, suffix, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("line", ["{a},{c},{b},{y},", "{c},{a},{c},{b},{y}", "{row},{a},{c},{b},{y},"])
+def test_lines_that_are_longer_than_the_header_of_a_csv_shift_no_columns(tmp_path, line):
+    """pandas takes the first cells as an index. Then clients are labels, and labels are features."""
+    frame, path = _frame(), tmp_path / "table.csv"
+    rows = zip(frame.a, frame.client, frame.b, frame.label, strict=True)
+    lines = [line.format(row=row, a=a, c=c, b=b, y=y) for row, (a, c, b, y) in enumerate(rows)]
+    path.write_text("\n".join([",".join(frame), *lines]))
+    with pytest.raises(PefllError, match=r"names 4 columns.*have [56] cells.*PEFLL-D674"):
+        read_samples(path)
+
+
+def test_row_numbers_that_pandas_wrote_are_no_feature(tmp_path):
+    """They are in the order of clients, so a model would learn who is who."""
+    path = tmp_path / "table.csv"
+    _frame().to_csv(path)
+    assert read_samples(path).feature_names == ("a", "b")
+    _frame()[::2].to_csv(path)
+    assert read_samples(path).feature_names == ("a", "b")
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header.lstrip(","), *lines]))  # as R writes them
+    assert read_samples(path).feature_names == ("a", "b")
+    np.testing.assert_array_equal(read_samples(path).y, Y[::2])
+    _frame().assign(**{"Unnamed: 0": X[:, 0]})[["Unnamed: 0", "client", "label"]].to_csv(path, index=False)
+    assert read_samples(path).feature_names == ("Unnamed: 0",)
+
+
 @pytest.mark.parametrize(
     ("module", "file", "sentence"),
     [

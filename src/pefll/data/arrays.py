@@ -393,7 +393,7 @@ def _check_int64(array: Array, what: str, name: str) -> None:
 
 
 def _check_names(texts: Array, what: str, name: str) -> None:
-    """Raise PefllError for a text that is too long for a name."""
+    """Raise PefllError for a text that is too long for a name, and for labels that differ by spaces only."""
     longest = max((len(each) for each in texts), default=0)
     if longest > _LONG_NAME:
         raise PefllError(
@@ -401,6 +401,13 @@ def _check_names(texts: Array, what: str, name: str) -> None:
             "the right column?",
             code="PEFLL-D009",
         )
+    different: dict[str, str] = {}
+    for word in dict.fromkeys(texts.tolist()) if what == "label" else ():
+        if (other := different.setdefault(word.strip(), word)) != word:
+            raise PefllError(
+                f"{name}: there are labels {other!r} and {word!r}, which differ by spaces only; write them alike",
+                code="PEFLL-D675",
+            )
 
 
 def _number_texts(texts: Array) -> tuple[Array, tuple[str, ...]]:

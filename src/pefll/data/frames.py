@@ -13,7 +13,7 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import counted, first_few
 from pefll.data.arrays import as_array
 from pefll.data.missing_labels import as_numbers, has_label
-from pefll.data.raw_columns import SUGGESTED, BadCell, RawColumn, all_unclear, read_column, refuse_cell
+from pefll.data.raw_columns import CATEGORY, SUGGESTED, BadCell, RawColumn, all_unclear, read_column, refuse_cell
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
 
@@ -70,7 +70,8 @@ def raw_columns(
         if len(values) != len(x):
             raise _of_other_length(where, name, len(values), names[0], len(x))
         try:
-            one, x[:, place] = read_column(values, name, where, rules.get(name, ""))
+            is_code = values.dtype.kind in "uifb" and _is_categorical(frame[keys[name]])
+            one, x[:, place] = read_column(values, name, where, rules.get(name, CATEGORY if is_code else ""))
             found.append(one)
         except PefllError as error:
             if error.code not in SUGGESTED:
@@ -81,6 +82,11 @@ def raw_columns(
     if unclear:
         raise all_unclear(unclear)
     return tuple(found), x
+
+
+def _is_categorical(values: Any) -> bool:
+    """Return whether pandas says that a column's values are categories."""
+    return str(getattr(values, "dtype", "")) == "category"
 
 
 def joined_names(label: Any) -> Any:
@@ -196,10 +202,12 @@ def check_columns(frame: Any, features: Sequence[str], name: str) -> None:
     """Raise PefllError if a table lacks a column that a model was trained on, or has it twice."""
     there = Counter(columns(frame))
     missing = [each for each in features if not there[each]]
+    several = len(missing) > 1
     if missing:
         raise PefllError(
-            f"{name} has no column {first_few(map(repr, missing))}, which the model was trained on; add it, or rename "
-            f"the column that holds it, of {first_few(map(repr, there)) or 'none at all'}",
+            f"{name} has no column{'s' * several} {first_few(map(repr, missing))}, which the model was trained on; add "
+            f"{'them' if several else 'it'}, or rename the column{'s' * several} that hold{'s' * (not several)} "
+            f"{'them' if several else 'it'}, of {first_few(map(repr, there)) or 'none at all'}",
             code="PEFLL-M030",
         )
     twice = [each for each in features if there[each] > 1]

@@ -267,10 +267,12 @@ def by_indices(
                     code="PEFLL-D608",
                 )
             owner[rows], split[rows] = number, SPLITS.index(word)
+    if not len(members):
+        raise PefllError(f"{samples.name}: there are no indices; give a list for each client", code="PEFLL-D676")
     used = np.flatnonzero(owner >= 0)
     empty = np.flatnonzero(np.bincount(owner[used], minlength=len(members)) == 0)
-    if len(empty) or not len(members):
-        who = names[empty[0]] if names else str(empty[0]) if len(empty) else "0"
+    if len(empty):
+        who = names[empty[0]] if names else str(empty[0])
         raise PefllError(f"{samples.name}: client {who} has no indices; leave it out, or give it some", "PEFLL-D609")
     arrays = {name: getattr(samples, name)[used] for name in ("x", "y")}
     time = samples.time if samples.time is None else samples.time[used]

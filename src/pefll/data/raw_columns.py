@@ -35,8 +35,13 @@ _DAY = 86_400.0  # seconds
 _GROUP = "[. '\u00a0\u202f]"  # what separates thousands, beside the comma
 _COMMA = re.compile(rf"[+-]?(\d+,\d+|\d{{1,3}}({_GROUP}\d{{3}})+,\d+|\d{{1,3}}(,\d{{3}})+(\.\d+)?)")
 _DECIMAL_COMMA = re.compile(rf"[+-]?((\d+|\d{{1,3}}({_GROUP}\d{{3}})+)(,\d+)?|,\d+)")
+# Numbers with a unit, as 12% or $3.50 or 80 kg, and times of the day.
+_UNIT = re.compile(
+    r"(?P<before>[+-]?[$€£¥]?) ?[+-]?\d+(?:[.,]\d+)*(?P<after> ?(?:[%‰$€£¥°]|[A-Za-zµ]{1,4}(?:/[a-z]{1,4})?)?)"
+)
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?")
 # The rule to suggest for a column that needs one, by the code of its error.
-SUGGESTED = {"PEFLL-D584": TEXT, "PEFLL-D585": DATE, "PEFLL-D614": DECIMAL_COMMA}
+SUGGESTED = {"PEFLL-D584": TEXT, "PEFLL-D585": DATE, "PEFLL-D614": DECIMAL_COMMA, "PEFLL-D670": NUMBER}
 # What gets the row of a cell that cannot be read, and its error.
 BadCell = Callable[[int, PefllError], object]
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
@@ -192,11 +197,44 @@ def _check_categories(different: list[str], rows: int, name: str, where: str) ->
             f"is missing, or use it as a category with {_treat(name, CATEGORY)}",
             code="PEFLL-D583",
         )
+    if len(different) > MOST_VALUES:
+        _check_measured(different, odd, name, where)
     if len(different) > _MANY_TEXTS or (rows >= _FEW_ROWS and 2 * len(different) > rows):
         raise PefllError(
             f"{where}: column {name!r} has {len(different):,} different texts in {counted(rows, 'row')}, which is no "
             f"category; {_advice(name)}",
             code="PEFLL-D584",
+        )
+
+
+def _check_measured(different: list[str], odd: list[str], name: str, where: str) -> None:
+    """Raise PefllError for many texts that measure something: as categories, most of them would be one input.
+
+    Args:
+        different: the texts.
+        odd: those that are no numbers.
+        name: name of the column.
+        where: name of the table, for errors.
+    """
+    if not odd:
+        raise PefllError(
+            f"{where}: column {name!r} has numbers that are stored as texts, such as {different[0]!r}; say how to use "
+            f"them: {_treat(name, NUMBER)} for numbers, or {_treat(name, CATEGORY)} for codes",
+            code="PEFLL-D670",
+        )
+    found = [_UNIT.fullmatch(word) for word in different]
+    units = {(one["before"].lstrip("+-"), one["after"].strip()) for one in found if one}
+    if all(found) and len(units) == 1:
+        raise PefllError(
+            f"{where}: column {name!r} has numbers with a unit such as {different[0]!r}; write them without it, or use "
+            f"{_treat(name, CATEGORY)}",
+            code="PEFLL-D671",
+        )
+    if all(map(_CLOCK.fullmatch, different)):
+        raise PefllError(
+            f"{where}: column {name!r} has times such as {different[0]!r}; write them as hours, such as 10.5, or use "
+            f"{_treat(name, CATEGORY)}",
+            code="PEFLL-D672",
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pefll.core.errors import PefllError, first_line
+from pefll.core.wording import counted
 from pefll.data.limits import NUMBER, OBJECT, check_growth
 
 CSV = (".csv", ".tsv")
@@ -39,7 +40,7 @@ def read_frame(path: Path) -> Any:
             return _read_parquet(path, pyarrow)
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
         _check_csv(path, separator)
-        return pandas.read_csv(path, sep=separator, low_memory=False)
+        return _named(pandas.read_csv(path, sep=separator, low_memory=False), path, pandas)
     except UnicodeDecodeError:
         with path.open("rb") as file:
             wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -52,6 +53,33 @@ def read_frame(path: Path) -> Any:
     except (OSError, ValueError, KeyError, EOFError, OverflowError, MemoryError, RecursionError, csv.Error) as error:
         reason = first_line(error).strip()
         raise PefllError(f"{path} cannot be read as {what}: {reason}; save it again", code="PEFLL-D163") from None
+
+
+def _named(frame: Any, path: Path, pandas: Any) -> Any:
+    """Return a CSV's table without row numbers that have no name; PefllError if lines are longer than the header.
+
+    pandas takes the first cells of longer lines as an index, and if these are no row numbers, all other cells get the
+    wrong names.
+    """
+    index = frame.index
+    if (
+        index.dtype.kind == "i"
+        and index.is_monotonic_increasing
+        and index.is_unique
+        and frame.iloc[:, -1].notna().any()
+    ):
+        frame = frame.reset_index(drop=True)
+    elif not isinstance(index, pandas.RangeIndex):
+        names, more = len(frame.columns), index.nlevels
+        raise PefllError(
+            f"{path} names {counted(names, 'column')} in its first line, but its other lines have {names + more} "
+            "cells; name every column, or remove the separator at the end of the lines",
+            code="PEFLL-D674",
+        )
+    first = frame.columns[0] if len(frame.columns) > 1 else None
+    if first == "Unnamed: 0" and frame[first].dtype.kind == "i" and frame[first].diff()[1:].gt(0).all():
+        return frame.drop(columns=first)
+    return frame
 
 
 def _check_csv(path: Path, separator: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pefll.core.arguments import listed, text
 from pefll.core.errors import PefllError
+from pefll.core.wording import argument
 from pefll.data.arrays import order_of, samples_from_arrays
 from pefll.data.column_use import AS_IT_IS, Use, chosen_features
 from pefll.data.frames import (
@@ -66,6 +67,12 @@ def from_frame(
     if features is not None and not features:
         raise PefllError(f"{name}: there are no feature columns; name some", code="PEFLL-D158")
     special = (*label_names(label, columns(frame)), client, split)
+    if client in special[:-2]:
+        raise PefllError(
+            f"{name}: {client!r} is the column of labels and that of clients; name another one with "
+            f"{argument('label')} or {argument('client', option='--client-column')}",
+            code="PEFLL-D673",
+        )
     chosen = chosen_features(frame, tuple(features or use.features), special, use, name)
     owner, splits = (None if each is None else column(frame, each, name) for each in (client, split))
     if owner is not None and client is not None:
