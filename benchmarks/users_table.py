@@ -52,7 +52,7 @@ def users_table(
 
     Args:
         users: number of users.
-        numeric: number of numeric columns, at least 8.
+        numeric: number of numeric columns, at least 4.
         seed: seed of all random draws.
         groups: number of groups of users, 2 or 4. Users of a group decide alike.
         least: least rows of a user.

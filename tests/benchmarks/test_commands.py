@@ -98,6 +98,25 @@ def test_the_data_page_has_the_table_of_the_results():
     assert table(methods) in (ROOT / "docs" / "data.md").read_text()
 
 
+def test_the_table_of_users_is_as_raw_as_the_data_page_says():
+    from benchmarks.users_table import users_table
+
+    pandas = pytest.importorskip("pandas")
+    recorded = json.loads((ROOT / "results" / "users_table.json").read_text())
+    assert recorded["table"]["users"] == 5_000
+    for method, runs in recorded["methods"].items():
+        assert all(run["command"].startswith(f"pefll train --method {method} --data ./users.parquet") for run in runs)
+    table = pandas.DataFrame(users_table(400))
+    rows = table.groupby("user_id").size()
+    assert (rows.min(), rows.max(), len(rows)) == (3, 2_000, 400)
+    numbers = table.filter(like="number_")
+    assert numbers.shape[1] == 30
+    assert numbers.std().iloc[[0, -1]].to_numpy() == pytest.approx([0.01, 1000], rel=0.1)
+    features = table.drop(columns=["user_id", "liked"])
+    assert sorted(set(features) - set(numbers)) == ["city", "device", "plan"]
+    assert features.isna().mean().between(0.04, 0.06).all()
+
+
 def test_the_log_has_the_table_of_the_real_regression():
     from benchmarks.diabetes import COLUMNS, METHODS, SEEDS, table
 
