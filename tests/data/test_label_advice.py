@@ -39,6 +39,7 @@ WRONG: list[tuple[str, Any, str, str, list[str]]] = [
     ("float column", WHOLE[:, None].astype(float), "auto", "D113", [r"y\[:, 0\]\.astype\(int\)", AS_NUMBERS]),
     ("whole as sets", WHOLE, "sets", "D505", [r"there is 2\b", AS_CLASSES, AS_NUMBERS]),
     ("texts as numbers", TEXTS, "numbers", "D504", [AS_CLASSES]),
+    ("texts of a frame", TEXTS.astype(object), "numbers", "D504", ["labels are texts", AS_CLASSES]),
     ("texts that are numbers", REAL.astype(str), "numbers", "D504", [r"y\.astype\(float\)", AS_CLASSES]),
     ("texts as sets", TEXTS, "sets", "D504", [AS_CLASSES]),
     ("column of texts", TEXTS[:, None], "auto", "D110", [r"y\[:, 0\]"]),

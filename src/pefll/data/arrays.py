@@ -203,6 +203,8 @@ def other_labels(y: Any, kind: str, name: str = "arrays", whole: bool = False) -
     `whole` says whether these are the labels of all clients, whose differences must not be lost by rounding.
     """
     array = _unboxed(as_array(y, "label", name))
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
+        array = array.astype(str)  # a column of a data frame; the advice for texts applies
     if array.dtype.kind not in ("fui" if kind == "numbers" else "buif") or array.ndim not in (1, 2):
         raise PefllError(
             f"{name}: labels are {described(array)}, not {kind}; {advice(array, kind, chooses=whole)}",
