@@ -23,6 +23,7 @@ from pefll.experiments.statements import markdown as statements_of
 from pefll.experiments.table1 import Cell
 from pefll.experiments.timing import gpu_seconds
 from pefll.methods import METHODS, typed_settings
+from pefll.methods.descriptor_size import MANY_CLIENTS
 from pefll.models.embedding import EMBEDDINGS
 from pefll.training import fitting
 
@@ -292,3 +293,10 @@ def test_ablations_share_runs_with_table_1(tmp_path):
     assert is_same_run(job, same)
     (small,) = read_status(tmp_path, (0,), 5000, "S,cifar10-100", EXPERIMENTS["hypernetwork-size"]).missing
     assert not is_same_run(job, small)
+
+
+def test_reproductions_keep_the_papers_descriptor_size():
+    """New runs with more clients take a size of our own."""
+    cells = {*table1.CELLS, *(cell for experiment in EXPERIMENTS.values() for cell in experiment.cells)}
+    assert 100 <= max(cell.clients for cell in cells) <= MANY_CLIENTS
+    assert not any("descriptor_size" in row.settings for row in table1.ROWS)

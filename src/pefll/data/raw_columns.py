@@ -222,9 +222,9 @@ def _check_measured(different: list[str], odd: list[str], name: str, where: str)
             f"them: {_treat(name, NUMBER)} for numbers, or {_treat(name, CATEGORY)} for codes",
             code="PEFLL-D670",
         )
-    found = [_UNIT.fullmatch(word) for word in different]
-    units = {(one["before"].lstrip("+-"), one["after"].strip()) for one in found if one}
-    if all(found) and len(units) == 1:
+    measured = all(map(_UNIT.fullmatch, different))  # ends at the first other text: there may be a million notes
+    found = map(_UNIT.fullmatch, different if measured else ())
+    if len({(one["before"].lstrip("+-"), one["after"].strip()) for one in found if one}) == 1:
         raise PefllError(
             f"{where}: column {name!r} has numbers with a unit such as {different[0]!r}; write them without it, or use "
             f"{_treat(name, CATEGORY)}",
