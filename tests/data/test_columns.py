@@ -331,6 +331,8 @@ def test_texts_need_a_rule():
         (["1"] * ROWS, {"features": ["a", "a"]}, "PEFLL-D594"),
         ([None] * ROWS, {"features": ["n"], "time": "a"}, "PEFLL-D595"),
         (["1"] * ROWS, {"client": "y"}, "PEFLL-D673"),
+        ([1] * ROWS, {"label": "y,y"}, "PEFLL-D679"),
+        ([f"note {row}" for row in range(ROWS)], {"label": "a"}, "PEFLL-D678"),
         (["yes", "no", "yes "] * 20, {"label": "a"}, "PEFLL-D675"),
         (["1"] * ROWS, {"treat": {"a": "number"}, "encode": "none"}, "PEFLL-D599"),
         ([1.0, np.nan] * 30, {"missing": "refuse"}, "PEFLL-D600"),

@@ -11,8 +11,9 @@ import torch
 from pefll.core.arguments import listed, shown, text, truth, whole_number
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.wording import counted, either, first_few
+from pefll.data.dates import is_date
 from pefll.data.label_advice import advice, described, many_numbers
-from pefll.data.raw_columns import DATE, NUMBER, has_commas, is_missing, read_column
+from pefll.data.raw_columns import DATE, NUMBER, has_commas, is_missing, is_number, read_column
 from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
 
 # Words for the three splits in users' files.
@@ -24,6 +25,7 @@ LABELS = ("auto", "classes", "numbers", "sets")
 _MANY_CLASSES = 1000
 _MOST_CLASSES = 1_000_000
 _LONG_NAME = 1000  # most characters in the name of a class or client
+_FEW_LABELS = 50  # so many texts may all be different, and classes nevertheless
 
 
 def samples_from_arrays(
@@ -173,6 +175,8 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
             f"{for_classes()} if they are names of classes",
             code="PEFLL-D616",
         )
+    if array.dtype.kind in "OU" and array.ndim == 1:
+        _check_class_names(array, name)
     known = array[np.isfinite(array)] if array.dtype.kind == "f" else np.zeros(0)
     if not known.size:
         return "classes"  # or nothing at all, which the check of classes says
@@ -191,6 +195,27 @@ def kind_of_labels(y: Any, name: str = "arrays", labels: str = "auto") -> str:
             f"{name}: labels are {described(array)} without fractions; {advice(array, 'classes')}", code="PEFLL-D113"
         )
     return "numbers"
+
+
+def _check_class_names(labels: Array, name: str) -> None:
+    """Raise PefllError for texts [N] that are hardly names of classes: numbers, dates, or nearly all different."""
+    there = [one for one in labels.tolist() if not is_missing(one)]
+    if not there or not all(isinstance(one, str) for one in there):
+        return
+    different = list(dict.fromkeys(there))
+    if all(map(is_number, different)) and not all(float(one).is_integer() for one in different):
+        raise PefllError(
+            f"{name}: labels are numbers that are stored as texts, such as {different[0]!r}; save them as numbers, or "
+            f"add {for_classes()} if they are names of classes",
+            code="PEFLL-D677",
+        )
+    is_one_each = len(there) >= _FEW_LABELS and 2 * len(different) > len(there)
+    if is_one_each or all(map(is_date, different)):
+        raise PefllError(
+            f"{name}: labels are texts such as {different[0][:40]!r}, {len(different):,} different ones in "
+            f"{counted(len(there), 'row')}; name the right column, or add {for_classes()} if they are names of classes",
+            code="PEFLL-D678",
+        )
 
 
 def _as_whole() -> str:

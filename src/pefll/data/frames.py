@@ -106,6 +106,8 @@ def label_column(frame: Any, label: str, name: str) -> Array:
     if len(names) == 1:
         y = column(frame, names[0], name)
         return y.astype(np.int64) if y.dtype.kind == "b" else y  # False is class 0, and True is class 1
+    if twice := [each for each, number in Counter(names).items() if number > 1]:
+        raise PefllError(f"{name}: {twice[0]!r} is named twice among the labels; name it once", code="PEFLL-D679")
     parts = [as_numbers(column(frame, each, name)) for each in names]
     for each, part in zip(names, parts, strict=True):
         if part.dtype.kind not in "buif":

@@ -176,7 +176,7 @@ def _check_categories(different: list[str], rows: int, name: str, where: str) ->
             code="PEFLL-D582",
         )
     commas = [word for word in different if _COMMA.fullmatch(word)]
-    if commas and all(_COMMA.fullmatch(word) or _is_number(word) for word in different):
+    if commas and all(_COMMA.fullmatch(word) or is_number(word) for word in different):
         raise PefllError(
             f"{where}: column {name!r} has numbers with commas such as {commas[0]!r}; use "
             f"{_treat(name, DECIMAL_COMMA)} if it is a decimal point, write them without commas if it separates "
@@ -190,7 +190,7 @@ def _check_categories(different: list[str], rows: int, name: str, where: str) ->
             f"date is missing, or use it as a category with {_treat(name, CATEGORY)}",
             code="PEFLL-D615",
         )
-    odd = [word for word in different if not _is_number(word)]
+    odd = [word for word in different if not is_number(word)]
     if len(different) - len(odd) > MOST_VALUES and 0 < len(odd) < len(different) / 2:
         raise PefllError(
             f"{where}: column {name!r} has numbers, but also the text {odd[0]!r}; leave such cells empty if the value "
@@ -296,7 +296,7 @@ def _numbers_in_texts(values: list[Any], missing: Array, name: str, where: str, 
             found[place] = word.lower() in _TRUE
         elif rule == DECIMAL_COMMA and _DECIMAL_COMMA.fullmatch(word):
             found[place] = float(re.sub(_GROUP, "", word).replace(",", "."))
-        elif _is_number(word) and rule != DECIMAL_COMMA:
+        elif is_number(word) and rule != DECIMAL_COMMA:
             found[place] = float(word)
         else:
             needed = {NUMBER: "a number", BOOLEAN: "true or false"}.get(rule, "a number such as 3,5")
@@ -337,7 +337,8 @@ def _text_of(value: Any) -> str:
     return value.strip() if isinstance(value, str) else str(value)
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Return whether a text is a finite number."""
     try:
         return math.isfinite(float(word))
     except ValueError:
