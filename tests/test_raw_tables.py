@@ -152,6 +152,19 @@ def test_rows_without_labels_are_predicted_and_do_not_stop_a_model(pefll, traine
     assert len(list((tmp_path / "models").glob("*.safetensors"))) == frame.user_id.nunique()
 
 
+def test_a_table_without_rows_is_one_sentence(pefll, trained, frame, tmp_path):  # noqa: F811
+    run, none = package.load(trained), frame[:0]
+    model = run.personalize(frame[frame.user_id == "user-00003"])
+    for use in (run.personalize, run.embedder().describe, model.predict, run.personalize_each, run.federation_from):
+        with pytest.raises(PefllError) as error:
+            use(none)
+        assert "\n" not in str(error.value)
+    none.to_csv(tmp_path / "none.csv", index=False)
+    for words in (("personalize", trained, "--out", tmp_path / "x"), ("evaluate", trained)):
+        said = pefll(*words, "--data", tmp_path / "none.csv")
+        assert (said.code, said.err.count("\n"), "Traceback" in said.err) == (2, 1, False), said.err
+
+
 def test_a_file_named_after_a_client_is_found_by_its_name(pefll, trained, frame, tmp_path):  # noqa: F811
     """Files of names with capital letters have a hash in their names, and the error did not say so."""
     mine = frame[frame.user_id == "user-00003"].assign(user_id="USER-3")

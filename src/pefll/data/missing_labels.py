@@ -26,7 +26,7 @@ def has_label(y: Array) -> Array:
         there = ~np.fromiter(map(is_missing, values), dtype=bool, count=len(values)).reshape(y.shape)
     else:
         there = np.ones(y.shape, dtype=bool)
-    return np.asarray(there.reshape(len(y), -1).all(axis=1)) if y.ndim else there
+    return np.asarray(there.all(axis=tuple(range(1, y.ndim)))) if y.ndim else there
 
 
 def without_gaps(y: Array, known: bool = True) -> Array:
