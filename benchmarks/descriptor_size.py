@@ -12,6 +12,8 @@ import argparse
 import json
 import multiprocessing
 import platform
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -128,7 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file; a stopped measurement goes on from it")
     given = parser.parse_args()
     record = {
-        "command": "python -m benchmarks.descriptor_size --out results/descriptor_size.json",
+        "command": shlex.join(["python", "-m", "benchmarks.descriptor_size", *sys.argv[1:]]),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"processor": processor(), "platform": platform.platform(), "torch": torch.__version__},

@@ -98,6 +98,16 @@ def test_the_data_page_has_the_table_of_the_results():
     assert table(methods) in (ROOT / "docs" / "data.md").read_text()
 
 
+def test_the_models_page_has_the_table_of_descriptor_sizes():
+    from benchmarks.descriptor_size import markdown
+
+    recorded = json.loads((ROOT / "results" / "descriptor_size_seeds.json").read_text())
+    assert {(row["descriptor_size"], row["seed"]) for row in recorded["rows"]} >= {
+        (size, seed) for size in (64, 1251) for seed in range(3)
+    }
+    assert "\n".join(markdown(recorded["rows"])) in (ROOT / "docs" / "models.md").read_text()
+
+
 def test_the_table_of_users_is_as_raw_as_the_data_page_says():
     from benchmarks.users_table import users_table
 

@@ -9,7 +9,7 @@ from typing import Any
 from pefll.methods.contract import Problem
 
 # A new run with more clients than this takes descriptors of MANY_SIZE numbers, and not the paper's 1 + n / 4. They are
-# cheaper to send, and enough unless clients differ in many ways: docs/models.md, results/descriptor_size.json.
+# cheaper to send, and enough unless clients differ in many ways: docs/models.md, results/descriptor_size_seeds.json.
 MANY_CLIENTS, MANY_SIZE = 1000, 64
 
 
