@@ -70,6 +70,13 @@ def test_gaps_of_opposite_signs_do_not_cancel_in_the_calibration_error():
     assert found["calibration_error"] == pytest.approx((0.4 + 0.9) / 2, abs=1e-6)
 
 
+def test_a_metric_with_several_values_per_sample_has_their_mean():
+    distance = Metric("distance", lambda output, y: (output - y).abs(), smaller_is_better=True)
+    task = Regression(extra=[distance], mean=STANDARD.mean, deviation=STANDARD.deviation)
+    found = figures(task, SCORES[:, :2], NUMBERS)
+    assert found["distance"] == pytest.approx(found["mae"], rel=1e-5)
+
+
 def test_an_own_loss_replaces_that_of_numbers_and_of_sets():
     """A regression's function gets standardised numbers, that of sets gets floats."""
     regression = Regression(own_loss=lambda output, y: (output - y).abs()[:, 0], mean=(100.0, 90.0), deviation=(30, 20))
