@@ -40,6 +40,8 @@ def test_what_counts_as_hardly_better(monkeypatch, best, said):
     history = [{"seen": {"per_sample": 0.1}}, {"seen": {"per_sample": best}}, {"seen": None}]
     assert bool(hardly_better(None, history)) is said
     assert hardly_better(None, []) == ""
+    monkeypatch.setattr("pefll.training.most_frequent.most_frequent_class", lambda federation: 1.0)
+    assert bool(hardly_better(None, history)) is (best < 1), "clients with one class each: nothing is better than 100%"
 
 
 def test_fit_warns_of_a_run_that_learned_nothing():

@@ -163,7 +163,6 @@ def trackio_init(tracker: Tracker) -> Any:
         group: str | None = None,
         space_id: str | None = None,
         server_url: str | None = None,
-        space_storage: Any = None,
         dataset_id: str | None = None,
         bucket_id: str | None = None,
         config: dict[str, Any] | None = None,

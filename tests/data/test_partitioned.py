@@ -114,6 +114,24 @@ class Partitioner:
         return {name: values[partition_id::4] for name, values in self.columns.items()}
 
 
+class Unassigned:
+    """A partitioner of flwr-datasets without a data set."""
+
+    @property
+    def num_partitions(self):
+        raise AttributeError("The dataset field should be set before using it")
+
+    def load_partition(self, partition_id):
+        del partition_id
+
+
+class Empty(Partitioner):
+    """A partitioner whose partitions cannot be read."""
+
+    def load_partition(self, partition_id):
+        raise OSError(f"no file {partition_id}")
+
+
 def test_a_partitioner_of_images_and_of_columns():
     images = [np.full((8, 8), row, dtype=np.uint8) for row in range(20)]
     made = pefll.federation_from_partitioner(Partitioner(img=images, label=Y), features="img", unseen_clients=[2])
@@ -184,6 +202,14 @@ def test_bad_partitioners():
         with pytest.raises(PefllError) as error:
             pefll.federation_from_partitioner(wrong)
         assert error.value.code == code
+    for failing in (Unassigned(), Empty(label=Y)):
+        with pytest.raises(PefllError, match=r"of the partitioner failed: .*assign its dataset first.*PEFLL-A586"):
+            pefll.federation_from_partitioner(failing)
+    with pytest.raises(PefllError, match="it must have num_partitions and load_partition"):
+        pefll.federation_from_partitioner(Partitioner)  # a class
+    two = Partitioner(img=[np.zeros((8, 8), dtype=np.uint8)] * 20, writer=Y, label=Y)
+    with pytest.raises(PefllError, match=r"'img' cannot be used: it holds whole samples; .*features='img'.*PEFLL-D006"):
+        pefll.federation_from_partitioner(two)
     uneven = Partitioner(img=[np.zeros((8, 8 + row % 2)) for row in range(20)], label=Y)
     with pytest.raises(PefllError, match="PEFLL-D612"):
         pefll.federation_from_partitioner(uneven)

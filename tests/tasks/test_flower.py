@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pefll[flower]'")
 
 from pefll.core.errors import PefllError
+from pefll.core.plugins import allow
 from pefll.data.samples import TEST
 from pefll.deploy.setup import agreement_like
 from pefll.engines.flower.client.app import PefllClientApp
@@ -51,6 +52,17 @@ def test_real_clients_give_the_bits_of_the_serial_engine(make, method, tmp_path)
     assert (sums[0] == sums[1]).all()
     assert sums[0][:, 0].sum() > 0
     remote.close(), local.close()
+
+
+def test_an_own_task_may_have_another_number_of_outputs_than_classes():
+    name = "tests.tasks.test_own_classes:Ordinal"
+    allow(name)
+    agreed = Agreement("fedavg", "mlp", (6,), 3, 4, learns=name)
+    method = Agreement.from_config(agreed.to_config()).build()
+    assert (method.problem.task.outputs, method.problem.classes) == (1, 3)
+    assert method.problem.model(method.problem.model.init(0, "model"), torch.zeros(5, 6)).shape == (5, 1)
+    with pytest.raises(PefllError, match="PEFLL-F500"):
+        Agreement("fedavg", "mlp", (6,), 3, 4, learns="classification classes=4").build()
 
 
 def test_a_federation_of_today_keeps_its_fingerprint():

@@ -62,6 +62,31 @@ def test_losses_of_classification(task, wanted):
     assert not is_cross_entropy(task)  # so that no kernel of cross-entropy trains instead
 
 
+def test_gaps_of_opposite_signs_do_not_cancel_in_the_calibration_error():
+    """Two samples with confidence 0.6 are right, two with 0.9 are wrong: the gaps are 0.4 and 0.9."""
+    confidence = torch.tensor([0.6, 0.6, 0.9, 0.9])
+    scores = torch.stack([confidence, (1 - confidence) / 2, (1 - confidence) / 2], dim=1).log()
+    found = figures(Classification(3, extra=["calibration_error"]), scores, torch.tensor([0, 0, 1, 2]), clients=2)
+    assert found["calibration_error"] == pytest.approx((0.4 + 0.9) / 2, abs=1e-6)
+
+
+def test_a_metric_with_several_values_per_sample_has_their_mean():
+    distance = Metric("distance", lambda output, y: (output - y).abs(), smaller_is_better=True)
+    task = Regression(extra=[distance], mean=STANDARD.mean, deviation=STANDARD.deviation)
+    found = figures(task, SCORES[:, :2], NUMBERS)
+    assert found["distance"] == pytest.approx(found["mae"], rel=1e-5)
+
+
+def test_an_own_loss_replaces_that_of_numbers_and_of_sets():
+    """A regression's function gets standardised numbers, that of sets gets floats."""
+    regression = Regression(own_loss=lambda output, y: (output - y).abs()[:, 0], mean=(100.0, 90.0), deviation=(30, 20))
+    wanted = (SCORES[:, 0] - (NUMBERS[:, 0] - 100) / 30).abs()
+    torch.testing.assert_close(regression.loss(SCORES[:, :2], NUMBERS), wanted)
+    sets = MultiLabel(3, own_loss=lambda output, y: (1 - (2 * y - 1) * output).clamp(min=0).sum(dim=1))
+    hinge = F.relu(1 - torch.where(SETS > 0, SCORES, -SCORES)).sum(dim=1)
+    torch.testing.assert_close(sets.loss(SCORES, SETS), hinge)
+
+
 @pytest.mark.parametrize("name", ["mse", "huber"])
 def test_losses_of_regression_are_of_standardised_numbers(name):
     task = Regression(loss_name=name, delta=0.7, mean=STANDARD.mean, deviation=STANDARD.deviation)

@@ -332,19 +332,22 @@ def predict(
             f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.spec.classes - 1}",
             code="PEFLL-C013",
         )
-    chances = personal.probabilities(x)
-    classes = chances.argmax(axis=1)
+    classes, chances = personal.predict_with_probabilities(x)
     names = personal.class_names
     if target is not None:
         answers = enumerate(classes)
         files.write_csv(
             target,
-            ({"sample": row, "class": names[c], "probability": f"{chances[row, c]:.6f}"} for row, c in answers),
+            (
+                {"sample": row, "class": names[c]}
+                | ({} if chances is None else {"probability": f"{chances[row, c]:.6f}"})
+                for row, c in answers
+            ),
         )
         say(out, f"wrote {target}")
     else:
         for row, c in enumerate(classes[:20]):
-            say(out, f"sample {row}: {names[c]} ({100 * chances[row, c]:.0f}%)")
+            say(out, f"sample {row}: {names[c]}" + ("" if chances is None else f" ({100 * chances[row, c]:.0f}%)"))
         if len(classes) > 20:
             say(out, f"... and {len(classes) - 20} more; --out predictions.csv writes all")
     if y is not None:

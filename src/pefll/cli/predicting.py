@@ -40,7 +40,7 @@ def predict_folder(
             say(out, f"sample {sample}, {client}: {', '.join(map(str, rest))}")
         if len(found) > SHOWN:
             say(out, f"... and {len(found) - SHOWN:,} more; --out predictions.csv writes all")
-    if found.probabilities is not None and found.metrics:
+    if found.labels == "classes" and "accuracy" in found.metrics:
         is_are = "is" if found.labelled == 1 else "are"
         right = 100 * found.metrics["accuracy"]
         say(out, f"{right:.1f}% of {counted(found.labelled, 'sample')} with a label {is_are} right")
@@ -62,9 +62,9 @@ def _rows(found: EachPredictions, most: int) -> Iterator[dict[str, Any]]:
     column = found.client_column if found.client_column not in ("sample", *names) else "client"
     for place in range(min(most, len(found))):
         row: dict[str, Any] = {column: found.client[place], "sample": int(found.sample[place])}
-        if found.probabilities is None:
+        if found.labels != "classes":
             yield row | dict(zip(names, cells[place].tolist(), strict=True))
-        else:
-            chosen = int(np.ravel(predicted[place])[0])
-            chance = f"{found.probabilities[place, chosen]:.6f}"
-            yield row | {"class": found.class_names[chosen], "probability": chance}
+            continue
+        chosen = int(np.ravel(predicted[place])[0])
+        row["class"] = found.class_names[chosen]
+        yield row if found.probabilities is None else row | {"probability": f"{found.probabilities[place, chosen]:.6f}"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,12 @@ def federation_from_partitioner(
         )
         samples = replace(samples, label_column=label, unlabelled=int((~there).sum()))
     else:
+        if several := next((each for each in chosen if whole[each].ndim > 1), None):
+            raise PefllError(
+                f"{name}: column {several!r} cannot be used: it holds whole samples; take it alone, with "
+                f"features={several!r}, or leave it out with drop",
+                code="PEFLL-D006",
+            )
         samples = samples_of_rows(
             whole, label, y, client, split, chosen, classes=classes, name=name, use=use, labels=labels
         )
@@ -113,16 +120,31 @@ def _names(given: str | Sequence[str], what: str, example: str) -> tuple[str, ..
     return tuple(text(each, what) for each in names)
 
 
+def _asked(what: str, ask: Callable[[], Any]) -> Any:
+    """Return what a partitioner answers; PefllError if its code fails."""
+    try:
+        return ask()
+    except Exception as error:  # another's code may raise anything
+        why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
+        raise PefllError(
+            f"{what} of the partitioner failed: {why}; correct the partitioner, or assign its dataset first",
+            code="PEFLL-A586",
+        ) from error
+
+
 def _tables(partitioner: Any) -> tuple[list[Any], Array, Array | None]:
     """Return all tables of a partitioner, the partition of each row, int64 [N], and its split [N], if there is one."""
-    load, number = getattr(partitioner, "load_partition", None), getattr(partitioner, "num_partitions", None)
-    if not callable(load) or number is None:
+    load = getattr(partitioner, "load_partition", None)
+    # A property may raise AttributeError, as in flwr-datasets before a data set is assigned.
+    there = "num_partitions" in dir(partitioner)
+    if isinstance(partitioner, type) or not callable(load) or not there:
         raise PefllError(
             f"the partitioner is {shown(partitioner)}; it must have num_partitions and load_partition(i)", "PEFLL-A581"
         )
+    number = _asked("num_partitions", lambda: partitioner.num_partitions)
     tables, client, split = [], [], []
     for place in range(whole_number(number, "num_partitions", 1)):
-        given = load(place)
+        given = _asked(f"load_partition({place})", partial(load, place))
         parts = given if isinstance(given, dict) and given and all(map(is_frame, given.values())) else {"": given}
         for part, table in parts.items():
             if not is_frame(table):

@@ -62,7 +62,7 @@ def write_model(member: Member, header: dict[str, Any], trees: list[Any]) -> dic
         num_clients=agreed.num_clients,
         dataset=agreed.dataset,
         task=agreed.learns or None,
-        outputs=None if agreed.classes else method.problem.task.outputs,
+        outputs=None if method.problem.task.outputs == agreed.classes else method.problem.task.outputs,
         label_columns=agreed.label_columns or None,
         neighbours=module.settings if isinstance(module, NeighbourModel) else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from pefll.models.check import alike, some_sample, some_weights
 from pefll.models.own import OwnEmbedding, own_networks
 from pefll.tasks import Task
 from pefll.tasks.checking import loss_of
+from pefll.tasks.own import is_own
 
 
 @contextmanager
@@ -93,27 +94,36 @@ def check_embedding_mapped(method: Method[Any]) -> None:
 
 
 def check_task_mapped(task: Task, federation: Federation) -> None:
-    """Raise PefllError if a task's loss, its gradient or its metrics cannot be mapped over clients."""
+    """Raise PefllError if a task's loss, its gradient, its metrics or its encoding cannot be mapped over clients."""
     rows = federation.rows[:2].to(federation.y.device)
     if not len(rows):
         return
     y = federation.y[rows].cpu()
     output = torch.linspace(-1, 1, len(y) * task.outputs).reshape(len(y), task.outputs)
     known = torch.ones(federation.classes, dtype=torch.bool) if federation.classes else None
-    functions = {
+
+    def encoding(output: Tensor, y: Tensor) -> Tensor:
+        """Encode labels within a gradient, as PeFLL's clients do. torch's one_hot fails only there."""
+        return gradient(lambda at: at.sum() * task.encode(y).sum(), output)
+
+    functions: dict[str, Callable[[Tensor, Tensor], Any]] = {
         loss_of(task): lambda output, y: gradient(lambda at: task.loss(at, y).sum(), output),
         f"a metric of the task {type(task).__name__}": lambda output, y: tuple(
             task.measure(output, Batch(output, y, torch.ones(len(y))), known)
         ),
     }
+    if is_own(task):
+        functions[f"encode of the task {type(task).__name__}"] = encoding
     for what, function in functions.items():
         try:
             torch.vmap(function)(torch.stack([output, -output]), torch.stack([y, y.flip(0)]))
         except Exception as error:  # a user's code may raise anything
             place = fault(error).partition(": ")[0] or type(error).__name__
+            one_hot = "write one_hot(y, k) as (y[:, None] == torch.arange(k)).float()"
+            advice = one_hot if what.startswith("encode") else "choose between values with torch.where"
             raise PefllError(
-                f"the vector engine cannot map {what} over clients, because {_short_reason(error)} ({place}); choose "
-                f"between values with torch.where, or use {argument('engine', 'serial')}",
+                f"the vector engine cannot map {what} over clients, because {_short_reason(error)} ({place}); "
+                f"{advice}, or use {argument('engine', 'serial')}",
                 code="PEFLL-E640",
             ) from error
 

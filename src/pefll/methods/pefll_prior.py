@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pefll.core.wording import either
 from pefll.data.client import Client
 from pefll.methods.contract import require
 from pefll.methods.pefll import PeFLL, Server
@@ -45,8 +46,8 @@ class PeFLLPrior(PeFLL):
         super().check()
         require(
             self.problem.classes > 0 or not self.histogram,
-            f"{type(self).__name__} has a label prior, which needs classes, but these labels are not classes; set "
-            "histogram=False, or take the method pefll",
+            f"{type(self).__name__} has a label prior, which needs classes, but these labels are not classes; "
+            f"{either('add --set histogram=false', 'set histogram=False')}, or take the method pefll",
             code="PEFLL-S519",
         )
         start, stop = self.bias if self.problem.classes else (0, 0)

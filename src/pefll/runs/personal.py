@@ -36,7 +36,7 @@ from pefll.runs import modelfile
 from pefll.runs.model_folder import file_name
 from pefll.tasks import Classification, Task
 from pefll.tasks.names import allow_task, named_again, task_of
-from pefll.tasks.own import predictions
+from pefll.tasks.own import predictions, probabilities
 from pefll.tasks.sums import figures_of
 
 Array = npt.NDArray[Any]
@@ -85,18 +85,33 @@ class PersonalModel(nn.Module):
     @property
     def class_names(self) -> tuple[str, ...]:
         """The name of each class, or of each output, in the order of `probabilities`; numbers without names."""
-        return self.spec.class_names or tuple(map(str, range(self.spec.width)))
+        return self.spec.class_names or tuple(map(str, range(self.spec.classes or self.spec.width)))
 
     def probabilities(self, x: Any) -> Array:
         """Return the probability of each class, or member of a set, for samples [N, ...], float [N, k]; see `predict`.
 
         Raises:
-            PefllError: if the model predicts numbers.
+            PefllError: if the model predicts numbers, or if its task is your own and gives no probabilities.
         """
-        labels = self.known_task().labels
-        if labels == "numbers":
+        task = self.known_task()
+        if task.labels == "numbers":
             raise PefllError("this model predicts numbers, which have no probabilities; use predict", code="PEFLL-M500")
-        return self._outputs(x, lambda output: output.softmax(dim=1) if labels == "classes" else output.sigmoid())
+
+        def chances(output: Tensor) -> Tensor:
+            found = probabilities(task, output)
+            if found is None:
+                raise PefllError(
+                    f"the task {type(task).__name__} gives no probabilities; use predict, or define "
+                    "probabilities(output) in the task",
+                    code="PEFLL-M505",
+                )
+            return found
+
+        return self._outputs(x, chances)
+
+    def predict_with_probabilities(self, x: Any) -> tuple[Array, Array | None]:
+        """Return what `predict` and `probabilities` return, with one pass; None without probabilities."""
+        return predicted_with_probabilities(self.known_task(), torch.from_numpy(self.outputs(x)))
 
     def outputs(self, x: Any) -> Array:
         """Return the scores of classes, or the task's outputs, of samples [N, ...]; see `predict`."""
@@ -297,6 +312,15 @@ class PersonalModel(nn.Module):
                 stacklevel=2,
             )
         return cls(network, spec, meaning or _checked_task_in(path, spec))
+
+
+def predicted_with_probabilities(task: Task, output: Tensor) -> tuple[Array, Array | None]:
+    """Return a task's predictions for outputs [N, outputs], and its probabilities [N, k]; None if it gives none."""
+    chances = probabilities(task, output)
+    # As in `PersonalModel.predict`: rounding may make two probabilities equal.
+    if type(task) is Classification and chances is not None:
+        return chances.numpy().argmax(axis=1), chances.numpy()
+    return np.asarray(predictions(task, output)), None if chances is None else chances.numpy()
 
 
 def metrics_of(task: Task, output: Tensor, labels: Tensor, classes: int) -> dict[str, float]:

@@ -33,10 +33,10 @@ def describe_problem(
     bound = bound_task(task or inferred(federation), federation)
     name = resolve_model(model, shape, tokens) if isinstance(model, str) else ""
     network = Network(model if isinstance(model, nn.Module) else build_checked_model(name, shape, bound.outputs))
-    check_model(network, shape, bound.outputs, tokens, "class" if classes else "")
+    check_model(network, shape, bound.outputs, tokens, "class" if bound.outputs == classes else "")
     check_loss(bound, federation)
     check_figures(bound, federation)
-    check_predictions(bound)
+    check_predictions(bound, federation)
     spec = ModelSpec(
         model=name,
         input_shape=shape,
@@ -54,7 +54,7 @@ def describe_problem(
         weights=network.size,
         probe=probe(network, shape, tokens),
         task=name_of(bound) or None,
-        outputs=None if classes else bound.outputs,
+        outputs=None if bound.outputs == classes else bound.outputs,
         label_columns=federation.y.shape[1] if federation.y.dim() > 1 else None,
     )
     seen = federation.num_seen

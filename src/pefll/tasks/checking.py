@@ -18,7 +18,7 @@ from pefll.data.federation import Federation
 from pefll.tasks.classification import is_cross_entropy
 from pefll.tasks.contract import Task
 from pefll.tasks.metrics import check_name
-from pefll.tasks.own import ask, check_values, is_own, lacks, missing, predictions, wrong
+from pefll.tasks.own import ask, check_predicted, check_values, is_own, lacks, missing, wrong
 from pefll.tasks.sums import (
     Layout,
     check_same_names,
@@ -211,7 +211,7 @@ def _first_metric_along_gradient(task: Task, federation: Federation) -> tuple[st
             loss = task.loss(output, y).sum()
         (slope,) = torch.autograd.grad(loss, output)
         output = output.detach()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         if step in (0, _STEPS):
             figures = figures_of(task, layout.sums(_measured(task, output, y, federation.classes)))
             name = next(iter(figures))
@@ -221,10 +221,12 @@ def _first_metric_along_gradient(task: Task, federation: Federation) -> tuple[st
     return name, values[0], values[1] if fell else math.nan
 
 
-def check_predictions(task: Task) -> None:
+def check_predictions(task: Task, federation: Federation) -> None:
     """Raise PefllError if a user's own task does not predict something for each of some outputs."""
     if is_own(task):
-        predictions(task, _outputs(task, task.outputs + 2))  # no axis has the length of another
+        names = federation.classes or math.prod(federation.y.shape[1:])
+        # No axis has the length of another.
+        check_predicted(task, _outputs(task, max(task.outputs, names) + 2), names)
 
 
 def _labels(task: Task, federation: Federation) -> Tensor:

@@ -165,6 +165,10 @@ class Classification(BaseTask):
         """Return the class with the largest score, int64 [b]."""
         return output.argmax(dim=1)
 
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each class, [b, classes]."""
+        return output.softmax(dim=1)
+
 
 def is_cross_entropy(task: Any) -> bool:
     """Return whether a task's loss is cross-entropy alone. A subclass of Classification may have another loss."""

@@ -175,6 +175,11 @@ class BaseTask:
         """Return the outputs; one number per sample as [b]."""
         return output[:, 0] if output.shape[1] == 1 else output
 
+    def probabilities(self, output: Tensor) -> Tensor | None:
+        """Return the probability of each class, or of each member of a set, [b, k]; None if the task gives none."""
+        del output
+        return None
+
 
 def check_kind(task: Any, samples: Samples | Federation) -> None:
     """Raise PefllError if the labels of samples are of another kind than the task's."""

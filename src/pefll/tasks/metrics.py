@@ -24,8 +24,8 @@ CALIBRATION_BINS = 15
 
 
 def mean(total: Array, samples: float) -> float:
-    """Return the mean of values [] that were summed over samples."""
-    return float(total) / samples
+    """Return the mean of values that were summed over samples, [] or [n], also over the n values of a sample."""
+    return float(np.mean(total)) / samples
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Metric:
         name: its name in history, tables and summary.json.
         values: maps outputs [b, outputs] and labels [b, ...] to what is summed, [b] or [b, n]. A regression gives
             outputs in the unit of the labels.
-        figure: maps the sums [] or [n] over all samples, and the number of samples, to the figure; by default the mean.
+        figure: maps the sums [] or [n] over all samples, and the number of samples, to the figure; by default the mean,
+            also over the n values of a sample.
         smaller_is_better: whether it is an error.
         bounds: smallest and largest of `values`; messages of clients with other sums are refused. None for no bounds.
             The mean of values from 0 to 1 is a share, which tables and figures show in per cent.

@@ -93,4 +93,8 @@ class MultiLabel(BaseTask):
 
     def predict(self, output: Tensor) -> Tensor:
         """Return which members are in each set, bool [b, k]."""
-        return output.sigmoid() > self.threshold
+        return self.probabilities(output) > self.threshold
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each member, [b, k]."""
+        return output.sigmoid()

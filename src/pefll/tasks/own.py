@@ -25,6 +25,7 @@ EXPECTED = {
     "loss": "return one number per sample, [b]",
     "bounds": "return a dict of names and pairs (smallest, largest)",
     "predict": "return a tensor with one row per sample",
+    "probabilities": "return a float tensor [b, k] with a probability for each class or member, or None",
 }
 _PREDICTED = {
     "classes": "return the class of each sample as whole numbers [b], such as output.argmax(dim=1)",
@@ -120,3 +121,27 @@ def predictions(task: Any, output: Tensor) -> Tensor:
     if not fits:
         raise wrong(task, "predict", found, _PREDICTED[labels])
     return found  # type: ignore[no-any-return]
+
+
+def probabilities(task: Any, output: Tensor) -> Tensor | None:
+    """Return a task's probabilities of classes or members for outputs [b, outputs], float [b, k]; None without any."""
+    found = ask(task, "probabilities", output) if hasattr(task, "probabilities") else None
+    if found is None:
+        return None
+    fits = isinstance(found, Tensor) and found.dim() == 2 and len(found) == len(output) and found.is_floating_point()
+    if not fits:
+        raise wrong(task, "probabilities", found)
+    return found  # type: ignore[no-any-return]
+
+
+def check_predicted(task: Any, output: Tensor, names: int) -> None:
+    """Raise PefllError unless a task predicts something for outputs [b, outputs].
+
+    Its probabilities must be of `names` classes or members.
+    """
+    predictions(task, output)
+    found = probabilities(task, output)
+    if found is not None and (task.labels == "numbers" or found.shape[1] != names):
+        numbers = "return None, because numbers have no probabilities"
+        columns = f"return [b, {names}], one column for each class or member"
+        raise wrong(task, "probabilities", found, numbers if task.labels == "numbers" else columns)

@@ -41,7 +41,7 @@ class Predictions:
         sample: int64 [N], the sample's index into the federation's x and y.
         label: [N], the true labels.
         predicted: [N], the predictions.
-        probabilities: [N, classes], the probability of each class; None if the task has no classes.
+        probabilities: [N, k], the probability of each class, or of each member of a set; None if the task gives none.
         names: the name of each client in the federation.
         class_names: the name of each class; empty if the data has no names.
     """
@@ -63,7 +63,8 @@ class Predictions:
     def frame(self) -> Any:
         """Return a pandas data frame with the columns client, sample, label, predicted and probability.
 
-        Clients and classes have their names. The probability is that of the predicted class.
+        Clients and classes have their names. The probability is that of the predicted class; for sets, those of all
+        members.
         """
         columns: dict[str, Any] = {
             "client": np.asarray(self.names)[self.client],
@@ -72,13 +73,20 @@ class Predictions:
             "predicted": self._named(self.predicted),
         }
         if self.probabilities is not None:
-            columns["probability"] = self.probabilities.max(axis=1)
+            columns["probability"] = shown_probabilities(self.probabilities, self.predicted)
         return data_frame(columns)
 
     def _named(self, labels: Array) -> Array | list[Any]:
         if self.class_names and labels.ndim == 1:
             return np.asarray(self.class_names)[labels]
         return labels if labels.ndim == 1 else list(labels)
+
+
+def shown_probabilities(probabilities: Array, predicted: Array) -> Any:
+    """Return the probability of each predicted class, [N]; for sets the probabilities of all members, N times [k]."""
+    if predicted.ndim > 1:
+        return list(probabilities)
+    return np.take_along_axis(probabilities, predicted[:, None], axis=1)[:, 0]
 
 
 def data_frame(content: Any) -> Any:
@@ -138,7 +146,6 @@ def predictions_of(
     clients: Sequence[int],
     split: int,
     *,
-    classifies: bool,
     watch: Monitor,
 ) -> Predictions:
     """Return the predictions of clients' models for the clients' own samples of a split.
@@ -148,17 +155,17 @@ def predictions_of(
         federation: has the samples.
         clients: the clients' numbers.
         split: number of the split.
-        classifies: whether the models have probabilities of classes.
         watch: gets the number of clients done.
     """
-    rows, predicted, chances, owner = [], [], [], []
+    rows, predicted, owner = list[Array](), list[Array](), list[Array]()
+    chances = list[Any]()
     for done, (client, model) in enumerate(zip(clients, models, strict=True), start=1):
         mine = federation.indices(client, split).cpu()
         if len(mine):
             x = federation.x.cpu()[mine]  # a tensor: its columns are encoded already
-            if classifies:
-                chances.append(model.probabilities(x))
-            predicted.append(chances[-1].argmax(axis=1) if classifies else model.predict(x))
+            found, chance = model.predict_with_probabilities(x)
+            predicted.append(found)
+            chances.append(chance)
             rows.append(mine.numpy())
             owner.append(np.full(len(mine), client, dtype=np.int64))
         watch.at(done)
@@ -172,7 +179,7 @@ def predictions_of(
         sample=sample,
         label=federation.y.cpu().numpy()[sample],
         predicted=np.concatenate(predicted),
-        probabilities=np.concatenate(chances) if classifies else None,
+        probabilities=None if any(each is None for each in chances) else np.concatenate(chances),
         names=tuple(map(federation.name_of, range(federation.num_clients))),
         class_names=federation.class_names if federation.labels == "classes" else (),
     )

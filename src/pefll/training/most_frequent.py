@@ -44,7 +44,8 @@ def hardly_better(federation: Federation, history: list[dict[str, Any]]) -> str:
     """Return the sentence for a run whose best evaluation is hardly better than the most frequent class, or ""."""
     scores = [row["seen"]["per_sample"] for row in history if (row.get("seen") or {}).get("per_sample") is not None]
     guess = most_frequent_class(federation) if scores else None
-    if guess is None or max(scores) > guess + _LEAST * (1 - guess):
+    # A run without errors cannot be better: that of clients with one class each, for example.
+    if guess is None or max(scores) >= 1 or max(scores) > guess + _LEAST * (1 - guess):
         return ""
     return (
         f"the run is hardly better than a guess: it is right on {100 * max(scores):.1f}% of seen clients' validation "

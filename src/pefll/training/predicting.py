@@ -29,10 +29,9 @@ from pefll.data.user_files import LABEL, kind_of_file
 from pefll.models.spec import ModelSpec
 from pefll.runs.model_folder import files_of
 from pefll.runs.modelfile import read_header
-from pefll.runs.personal import PersonalModel, metrics_of
+from pefll.runs.personal import PersonalModel, metrics_of, predicted_with_probabilities
 from pefll.tasks import Task
-from pefll.tasks.own import predictions
-from pefll.training.client_models import data_frame
+from pefll.training.client_models import data_frame, shown_probabilities
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,8 @@ class EachPredictions:
         client: [N], the client's name in the table.
         sample: int64 [N], the number of the row in the table, from 0. Rows of clients without predictions are left out.
         predicted: [N, ...], the predictions, as `PersonalModel.predict` returns them.
-        probabilities: [N, classes], the probability of each class; None if the task has no classes.
+        probabilities: [N, k], the probability of each class, or of each member of a set; None if the task gives none.
+        labels: what the predictions are: classes, numbers or sets.
         class_names: the name of each class, or of each output.
         client_column: name of the table's column of clients.
         metrics: the task's metrics over all rows with a label, the most important one first; empty without labels.
@@ -55,6 +55,7 @@ class EachPredictions:
     sample: Array
     predicted: Array
     probabilities: Array | None
+    labels: str
     class_names: tuple[str, ...]
     client_column: str
     metrics: dict[str, float]
@@ -71,14 +72,15 @@ class EachPredictions:
     def frame(self) -> Any:
         """Return a pandas data frame with the client's column, the row `sample`, `predicted` and `probability`.
 
-        Classes have their names. The probability is that of the predicted class.
+        Classes have their names. The probability is that of the predicted class; for sets, those of all members.
         """
         columns: dict[str, Any] = {self.client_column: self.client, "sample": self.sample}
-        if self.probabilities is None:
-            columns["predicted"] = self.predicted if self.predicted.ndim == 1 else list(self.predicted)
-        else:
+        if self.labels == "classes":
             columns["predicted"] = np.asarray(self.class_names)[self.predicted]
-            columns["probability"] = self.probabilities.max(axis=1)
+        else:
+            columns["predicted"] = self.predicted if self.predicted.ndim == 1 else list(self.predicted)
+        if self.probabilities is not None:
+            columns["probability"] = shown_probabilities(self.probabilities, self.predicted)
         return data_frame(columns)
 
 
@@ -156,14 +158,14 @@ def predictions_each(
     order = np.argsort(np.concatenate(rows))
     sample, output = np.concatenate(rows)[order], torch.from_numpy(np.concatenate(outputs)[order])
     meaning = model.known_task()
-    classes = meaning.labels == "classes"
-    chances = output.softmax(dim=1).numpy() if classes else None
+    predicted, chances = predicted_with_probabilities(meaning, output)
     metrics, labelled = _metrics(source, sample, output, meaning, model.spec)
     return EachPredictions(
         client=np.asarray(names, dtype=object)[owner[sample]],
         sample=sample,
-        predicted=np.asarray(predictions(meaning, output)) if chances is None else chances.argmax(axis=1),
+        predicted=predicted,
         probabilities=chances,
+        labels=meaning.labels,
         class_names=model.class_names,
         client_column=source.columns.client,
         metrics=metrics,

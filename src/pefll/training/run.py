@@ -61,7 +61,7 @@ from pefll.runs.personal import PersonalModel, warn_of_positions
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
 from pefll.runs.progress import check_progress, restore, restore_prior
 from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
-from pefll.tasks import Classification, Score, Task
+from pefll.tasks import Score, Task
 from pefll.tasks.names import allow_task, other_settings, with_labels_of
 from pefll.tasks.own import ask
 from pefll.training.client_models import (
@@ -380,9 +380,8 @@ class Run:
         number, data = split_number(split), self._data(federation, console)
         chosen = numbers_of(data, clients)
         models = client_models(self.method, self.server, self.config, self.model_spec, data, chosen)
-        classifies = isinstance(self.method.problem.task, Classification)
         with monitor(console, "predicting", len(chosen)) as watch, closing(models):
-            return predictions_of(models, data, chosen, number, classifies=classifies, watch=watch)
+            return predictions_of(models, data, chosen, number, watch=watch)
 
     def history_frame(self) -> Any:
         """Return `history` as a pandas data frame: a row for each evaluation, with columns such as `seen_per_sample`.

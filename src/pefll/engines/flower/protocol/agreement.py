@@ -193,7 +193,9 @@ def _built(config: str) -> Method[Any]:
     """Build a method once per process. A method has no state, and building a hypernetwork takes long."""
     agreed = Agreement.from_config(json.loads(config))
     task = task_of(agreed.learns) if agreed.learns else Classification(agreed.classes)
-    if (task.labels == "classes") != bool(agreed.classes) or task.outputs != (agreed.classes or task.outputs or -1):
+    # A user's own task may have another number of outputs than there are classes.
+    outputs = agreed.classes if isinstance(task, Classification) else task.outputs
+    if (task.labels == "classes") != bool(agreed.classes) or not task.outputs == outputs > 0:
         raise PefllError(
             f"the run config says {agreed.learns or 'classification'!r} with {counted(agreed.classes, 'class')} and "
             f"{counted(task.outputs, 'output')}; `pefll flower init` writes a good one",
