@@ -23,6 +23,7 @@ from pefll.guarantees.statement import Statement
 from pefll.methods.contract import Method
 from pefll.methods.pefll import PeFLL, Server
 from pefll.runs.config import Config
+from pefll.runs.federations import data_of_python
 from pefll.tasks import Classification
 from pefll.training.posterior_losses import Ids, PosteriorLosses, number_of_draws
 from pefll.training.query_bounds import BUDGET as QUERY_BUDGET
@@ -100,6 +101,11 @@ def meta_bounds(
 
 def checked_data(run: Run, federation: Federation | None, console: Console | None) -> Federation:
     """Return the data that the run was trained on; PefllError if it is other data, or on other machines."""
+    if federation is None and run.federation is None and data_of_python(run.config):
+        raise PefllError(
+            "the run was trained on data given in Python; give it to run.certify(federation=...) there",
+            code="PEFLL-G216",
+        )
     data = run._data(federation, console)
     if run.config.data_sha256 and data.fingerprint() != run.config.data_sha256:
         raise PefllError(
