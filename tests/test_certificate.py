@@ -129,6 +129,20 @@ def test_unseen_clients_that_were_named_are_no_random_sample():
     assert "by name" not in found["random"]
 
 
+def test_test_samples_that_are_the_last_in_time_are_said_to_be():
+    random = np.random.default_rng(0)
+    x, client, day = random.normal(size=(160, 3)), np.repeat(np.arange(8), 20), np.tile(np.arange(20), 8)
+    found = {}
+    for name, time in (("random", None), ("last", day)):
+        samples = pefll.samples_from_arrays(x, (x.sum(1) > 0).astype(int), client, time=time)
+        for unseen in (0.5, 0.0):
+            federation = pefll.natural(samples, unseen=unseen)
+            run = pefll.fit(federation, pefll.PeFLL(local_steps=1), rounds=1, device="cpu")
+            text = " ".join(run.certify().assumptions)
+            found.setdefault(name, set()).add("its last ones in time" in text)
+    assert found == {"random": {False}, "last": {True}}
+
+
 def test_a_run_measures_what_its_summary_lacks(trained, federation):
     run, _ = trained
     summary = run.summary | {"client_counts": None}

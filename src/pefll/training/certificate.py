@@ -169,12 +169,12 @@ def _certificate(
     notes: Sequence[str],
 ) -> Certificate:
     """Return the certificate of statements from unseen clients and of others, of which there must be one."""
-    partition, sampling = str(summary.get("partition", "")), str(summary.get("sampling", "uniform"))
+    sampling = str(summary.get("sampling", "uniform"))
     if isinstance(held, TooFewUnseen):
         if not more:
             raise held
         metric, clients, kept = "accuracy", 0, [*more]
-        assumptions = _dealt(partition)
+        assumptions = _of_data(summary)
         told = [
             f"This run has {held.having}, so it has no bound from unseen clients, which needs at least 2 with test "
             "samples. All statements are bounds over training. Personal models carry none of them."
@@ -299,7 +299,7 @@ def _counts(run: Run, federation: Federation | None, console: Console | None) ->
     found: dict[str, Any] = {"split": "test", "num_seen": len(scores) - len(unseen), "num_unseen": len(unseen)}
     if federation is not None:
         found |= {"dataset": federation.name, "partition": federation.partition}
-        found["named_unseen"] = federation.named_unseen
+        found |= {"named_unseen": federation.named_unseen, "tests_last": federation.tests_last}
     found["num_clients"] = len(scores)
     counts: dict[str, list[Any]] = {"samples": [one.samples for one in unseen]}
     if all(hasattr(one, "correct") for one in unseen):
@@ -341,7 +341,7 @@ def _assumptions(found: UnseenFigures, summary: Mapping[str, Any]) -> list[str]:
         "Nothing was chosen with the unseen clients: neither the round, which seen clients choose, nor the settings, "
         "nor this run among runs with other seeds.",
         "A client's test samples were used for nothing else, so its descriptor is made from other samples.",
-        *_dealt(partition),
+        *_of_data(summary),
     ]
     if isinstance(stopped := summary.get("stopped"), Mapping):
         same.append(
@@ -360,6 +360,17 @@ def _assumptions(found: UnseenFigures, summary: Mapping[str, Any]) -> list[str]:
             f"{found.left_out:,} unseen clients without a test figure are left out; the statements are about others."
         )
     return same
+
+
+def _of_data(summary: Mapping[str, Any]) -> list[str]:
+    """Return what all statements assume of how clients got their samples."""
+    found = _dealt(str(summary.get("partition", "")))
+    if summary.get("tests_last"):
+        found.append(
+            "Each client's test samples are its last ones in time. The statements are about such later samples. Those "
+            "about true accuracies take them as independent, which samples over time may not be."
+        )
+    return found
 
 
 def _dealt(partition: str) -> list[str]:
