@@ -74,7 +74,8 @@ def main() -> None:
     write_json(options.out / "certificates_held_out.json", content)
     page = (
         f"# Certificates from unseen clients\n\nMade by `{command}`. Each bound holds with confidence "
-        f"{100 - 100 * options.delta:g}%. A dash says that there are too few unseen clients.\n\n"
+        f"{100 - 100 * options.delta:g}% by itself; the best of several rows has no certificate. A dash says that "
+        "there are too few unseen clients.\n\n"
     )
     write_whole(options.out / "certificates_held_out.md", (page + markdown(rows)).encode())
     print(markdown(rows))

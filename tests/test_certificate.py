@@ -46,7 +46,7 @@ def test_a_run_certifies_itself(trained, federation):
     assert all(0 < found[one.name].bound < mean for one in wanted)
     assert found["mean-hoeffding"].bound == pytest.approx(mean - math.sqrt(math.log(10) / 20))
     tenths = math.floor(1000 * found["mean-betting"].bound)
-    assert found.headline == f"accuracy of a new client at least {tenths / 10}% with confidence 90%"
+    assert found.headline == f"expected accuracy of a new client at least {tenths / 10}% with confidence 90%"
     assert found.clients == 10
     assert run.summary["certificate"] == found.to_json()
     model = run.personalize(federation.x[:20], federation.y[:20])
@@ -87,6 +87,60 @@ def test_clients_that_were_drawn_by_size_are_explained(trained):
     (note,) = [one for one in run.certify().notes if "in proportion to" in one]
     assert "The prior's clients were chosen at random without regard to size" in note
     assert "large ones are a little rarer" in note  # theorem-3.2-unequal
+
+
+def assumptions(summary, **changed):
+    return " ".join(certify_summary(summary | changed, "the run").assumptions)
+
+
+def test_what_an_environment_does_not_promise_is_said(trained):
+    summary = trained[0].summary
+    plain = assumptions(summary)
+    assert "nor this run among runs with other seeds" in plain
+    assert "a client with fewer samples may get a worse model" in plain
+    assert "other class proportions" not in assumptions(summary, partition="dirichlet 0.1")
+    assert "about clients like the seen ones" in assumptions(summary, partition="dirichlet 0.1/0.5")
+
+
+def test_a_run_that_a_callback_ended_must_not_have_watched_unseen_clients(trained, federation):
+    assert "ended training" not in assumptions(trained[0].summary)
+    early = pefll.EarlyStopping(patience=1, group="unseen", min_delta=2.0)
+    settings = {"model": "mlp", "rounds": 9, "eval_every": 1, "clients_per_round": 3, "device": "cpu"}
+    run = pefll.fit(federation, pefll.PeFLL(local_steps=1), callbacks=[early], **settings)
+    after = run.summary["rounds"]
+    assert after < 9
+    found = " ".join(run.certify(bounds=False).assumptions)
+    assert f"EarlyStopping ended training after round {after}, and it did not watch unseen clients." in found
+
+
+def test_unseen_clients_that_were_named_are_no_random_sample():
+    x, client = np.random.default_rng(0).normal(size=(160, 3)), np.repeat(np.arange(8), 20)
+    labels = (x.sum(1) > 0).astype(int)
+    found = {}
+    for name, choice in (("named", {"unseen_clients": [1, 4, 6]}), ("random", {"unseen": 0.4})):
+        federation = pefll.federation_from_arrays(x, labels, client, **choice)
+        run = pefll.fit(federation, pefll.PeFLL(local_steps=1), rounds=1, device="cpu")
+        found[name] = " ".join(run.certify(bounds=False).assumptions)
+        assert " ".join(run.certify(bounds=False, federation=federation).assumptions) == found[name]
+        assert federation.holding_out(0.5).named_unseen is False
+    assert "chosen by name, not at random" in found["named"]
+    assert "finite population" not in found["named"]
+    assert "chosen at random among the clients of the data" in found["random"]
+    assert "by name" not in found["random"]
+
+
+def test_test_samples_that_are_the_last_in_time_are_said_to_be():
+    random = np.random.default_rng(0)
+    x, client, day = random.normal(size=(160, 3)), np.repeat(np.arange(8), 20), np.tile(np.arange(20), 8)
+    found = {}
+    for name, time in (("random", None), ("last", day)):
+        samples = pefll.samples_from_arrays(x, (x.sum(1) > 0).astype(int), client, time=time)
+        for unseen in (0.5, 0.0):
+            federation = pefll.natural(samples, unseen=unseen)
+            run = pefll.fit(federation, pefll.PeFLL(local_steps=1), rounds=1, device="cpu")
+            text = " ".join(run.certify().assumptions)
+            found.setdefault(name, set()).add("its last ones in time" in text)
+    assert found == {"random": {False}, "last": {True}}
 
 
 def test_a_run_measures_what_its_summary_lacks(trained, federation):

@@ -167,6 +167,9 @@ def test_the_bound_of_the_prior_is_about_clients_that_it_never_saw(equal, run, s
         assert terms["kl"] > 0 or terms["rho"] == 0
     assert all(math.isfinite(one.bound) and one.bound > one.measured for one in statements.values())
     assert statements["prior-half"].bound <= 1  # the tight form is never above 1
+    for name in ("prior-half", "query", "query-all"):  # a search with these clients would have had an influence
+        assert "nor on hyper-parameters, as in a search that scores seen clients" in statements[name].assumes
+        assert "what scales or encodes inputs counts as fixed" in statements[name].assumes
 
 
 def test_the_same_run_has_the_same_bounds(run, statements):

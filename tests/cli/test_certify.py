@@ -269,6 +269,20 @@ def test_errors_name_the_run(refused, tmp_path):
         refused("certify", tmp_path / folder, match=f"^error: {tmp_path / folder} {match}")
 
 
+def test_a_run_on_arrays_is_told_where_its_bounds_are(pefll, tmp_path):
+    random = np.random.default_rng(0)
+    x, client = random.normal(size=(160, 3)), np.repeat(np.arange(8), 20)
+    federation = pefll_package.federation_from_arrays(x, (x.sum(1) > 0).astype(int), client, unseen=0.5)
+    trained_now = pefll_package.fit(federation, pefll_package.PeFLL(), rounds=1, device="cpu", out=tmp_path / "run")
+    words = " ".join(pefll("certify", tmp_path / "run").out.split())
+    assert "given in Python; give it to run.certify(federation=...) there." in words
+    assert "--data" not in words  # which a run refuses
+    loaded = run.load(tmp_path / "run")
+    names = [one.name for one in loaded.certify(federation=federation).statements]
+    assert names == [one.name for one in trained_now.certify().statements]
+    assert "theorem-3.2" in names
+
+
 STORED = Statement("query", "Error of new clients", 0.12, 0.34, False, 0.95, "It is at most 0.34.", "Own words.")
 
 

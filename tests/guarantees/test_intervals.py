@@ -127,6 +127,17 @@ def test_bounds_of_coins_fail_at_most_as_often_as_promised(kind, p):
         assert failed > 0  # a bound that never fails would be too careful
 
 
+@pytest.mark.parametrize(("n", "delta"), [(5, 0.05), (12, 0.1), (40, 0.05)])
+def test_the_betting_bound_of_coins_holds_at_the_worst_probability(n, delta):
+    """Failures are most probable just below a bound. They are exact for the orders that are drawn once for all data."""
+    bounds = np.array([betting_lower(values, delta) for values, _ in coin_flips(n, 0.5)])
+    worst = max(
+        sum(chance for (_, chance), bound in zip(coin_flips(n, p), bounds, strict=True) if bound > p)
+        for p in bounds[bounds > 0] - 1e-9
+    )
+    assert delta / 2 < worst <= delta
+
+
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_bounds_fail_at_most_as_often_as_promised(name):
     draw, expectation = DISTRIBUTIONS[name]

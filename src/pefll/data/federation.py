@@ -39,6 +39,8 @@ class Federation:
         partition: the partition in words, for example `"by-class 2"`.
         keys: int64 [n], numbers of natural clients in the data; None if they have names or the partition made them.
         names: names of natural clients, or empty.
+        named_unseen: whether a user named the unseen clients, so that they are no random choice.
+        tests_last: whether each client's test samples are its last ones in time, and no random choice.
         table: what was done to each column of a table to make x; None for other data.
     """
 
@@ -60,6 +62,8 @@ class Federation:
     label_column: str = ""
     client_column: str = ""
     time_column: str = ""
+    named_unseen: bool = False
+    tests_last: bool = False
     table: TablePlan | None = None
     _raw: dict[str, Array] = field(default_factory=dict, repr=False)  # raw values of the table, as `x`, until checked
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
@@ -161,6 +165,7 @@ class Federation:
             num_seen=self.num_seen - held,
             keys=None if self.keys is None else self.keys[seen],
             names=self.names[seen],
+            named_unseen=False,
         )
 
     def indices(self, client: int, split: int = TRAIN) -> Tensor:

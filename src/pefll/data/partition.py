@@ -212,6 +212,7 @@ def natural(
     owner = np.repeat(np.arange(total, dtype=np.int32), count.sum(axis=1))
     split = np.repeat(np.tile(np.arange(3, dtype=np.int8), total), count.reshape(-1))
     made = assemble(samples, owner, split, num_seen, "natural", rows=order if rows is None else rows[order])
+    made = replace(made, named_unseen=bool(named), tests_last=samples.time is not None)
     who = np.empty(total, dtype=np.int64)  # the natural client that has each new number
     chosen = np.flatnonzero(number >= 0)
     who[number[chosen]] = chosen

@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from pefll.core.errors import PefllError
 from pefll.guarantees.intervals import kl_upper_inverse
 
+# What statements assume beside independent clients.
+NO_SEARCH = "nor on hyper-parameters, as in a search that scores seen clients"
+FIXED = "and what scales or encodes inputs counts as fixed"
+
 
 def gaussian_kl(squared_distance: float, alpha: float) -> float:
     """KL(N(a, α Id) || N(b, α Id)) = ‖a - b‖² / 2α; the appendix of the paper has α‖a - b‖², which is an erratum."""

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 DELTA, SHARE = 0.05, 0.9
 MARGIN, WIDTH = 0.05, 0.1
 _FORMAT = 1
+_OTHER_ENVIRONMENT = (
+    "Unseen clients have other class proportions than seen ones. Statements from unseen clients are about clients like "
+    "these, and bounds over training about clients like the seen ones."
+)
 _RUN = ("method", "dataset", "partition", "seed", "num_clients", "num_seen", "num_unseen", "best_round")
 
 
@@ -65,7 +69,7 @@ class Certificate:
         if not self.clients:
             return None
         bound, confidence = at_least(self.statements[0].bound), percent(1 - self.delta)
-        return f"{self.metric} of a new client at least {bound} with confidence {confidence}"
+        return f"expected {self.metric} of a new client at least {bound} with confidence {confidence}"
 
     def __getitem__(self, name: str) -> Statement:
         """Return the statement of a name; KeyError if there is none."""
@@ -165,12 +169,12 @@ def _certificate(
     notes: Sequence[str],
 ) -> Certificate:
     """Return the certificate of statements from unseen clients and of others, of which there must be one."""
-    partition, sampling = str(summary.get("partition", "")), str(summary.get("sampling", "uniform"))
+    sampling = str(summary.get("sampling", "uniform"))
     if isinstance(held, TooFewUnseen):
         if not more:
             raise held
         metric, clients, kept = "accuracy", 0, [*more]
-        assumptions = _dealt(partition)
+        assumptions = _of_data(summary)
         told = [
             f"This run has {held.having}, so it has no bound from unseen clients, which needs at least 2 with test "
             "samples. All statements are bounds over training. Personal models carry none of them."
@@ -178,7 +182,7 @@ def _certificate(
     else:
         found = held.figures
         metric, clients, kept = found.metric, len(found.values), [*held.statements, *more]
-        assumptions = _assumptions(found, partition)
+        assumptions = _assumptions(found, summary)
         told = [
             "The certificate of the mean is the betting interval, which was named before any result was seen. The "
             "other two intervals are shown for comparison."
@@ -217,6 +221,8 @@ def certify(
     notes: list[str] = []
     if run.config.sampling != "uniform":  # summaries of earlier versions do not say it
         summary["sampling"] = run.config.sampling
+    if run.config.unseen_clients:
+        summary["named_unseen"] = True
     others = _other_settings(run)
     if others:
         notes.append(f"Test figures were measured now, with {others}: those in the run's summary are of other models.")
@@ -293,6 +299,7 @@ def _counts(run: Run, federation: Federation | None, console: Console | None) ->
     found: dict[str, Any] = {"split": "test", "num_seen": len(scores) - len(unseen), "num_unseen": len(unseen)}
     if federation is not None:
         found |= {"dataset": federation.name, "partition": federation.partition}
+        found |= {"named_unseen": federation.named_unseen, "tests_last": federation.tests_last}
     found["num_clients"] = len(scores)
     counts: dict[str, list[Any]] = {"samples": [one.samples for one in unseen]}
     if all(hasattr(one, "correct") for one in unseen):
@@ -325,21 +332,45 @@ def _shares(found: UnseenFigures, delta: float, share: float | None) -> tuple[li
     return statements, []
 
 
-def _assumptions(found: UnseenFigures, partition: str) -> list[str]:
+def _assumptions(found: UnseenFigures, summary: Mapping[str, Any]) -> list[str]:
     """Return what the statements from unseen clients assume."""
+    partition = str(summary.get("partition", ""))
     same = [
-        "New clients come from the environment that the unseen clients are an independent random sample of.",
-        "Nothing was chosen with the unseen clients: neither the round, which seen clients choose, nor the settings.",
+        "New clients come from the environment that the unseen clients are an independent random sample of. Numbers "
+        "of training samples belong to it: a client with fewer samples may get a worse model.",
+        "Nothing was chosen with the unseen clients: neither the round, which seen clients choose, nor the settings, "
+        "nor this run among runs with other seeds.",
         "A client's test samples were used for nothing else, so its descriptor is made from other samples.",
-        *_dealt(partition),
+        *_of_data(summary),
     ]
-    if partition.partition(" ")[0] == "natural":
+    if isinstance(stopped := summary.get("stopped"), Mapping):
+        same.append(
+            f"{stopped.get('by')} ended training after round {stopped.get('after_round')}, and it did not watch unseen "
+            "clients. If it did, as EarlyStopping(group='unseen') does, they chose the round, and no statement holds."
+        )
+    if summary.get("named_unseen"):
+        same.append(
+            "The unseen clients of this run were chosen by name, not at random. The statements hold only for new "
+            "clients that are chosen in the same way."
+        )
+    elif partition.partition(" ")[0] == "natural":
         same.append("Unseen clients were chosen at random among the clients of the data, which is a finite population.")
     if found.left_out:
         same.append(
             f"{found.left_out:,} unseen clients without a test figure are left out; the statements are about others."
         )
     return same
+
+
+def _of_data(summary: Mapping[str, Any]) -> list[str]:
+    """Return what all statements assume of how clients got their samples."""
+    found = _dealt(str(summary.get("partition", "")))
+    if summary.get("tests_last"):
+        found.append(
+            "Each client's test samples are its last ones in time. The statements are about such later samples. Those "
+            "about true accuracies take them as independent, which samples over time may not be."
+        )
+    return found
 
 
 def _dealt(partition: str) -> list[str]:
@@ -355,7 +386,8 @@ def _dealt(partition: str) -> list[str]:
     if kind == "dirichlet":
         return [
             f"The partition ({partition}) deals one pool of samples out to all clients, so clients are only nearly "
-            f"independent: their class proportions are independent, their samples are not. {others}"
+            f"independent: their class proportions are independent, their samples are not. {others}",
+            *([_OTHER_ENVIRONMENT] if "/" in partition else []),
         ]
     return []
 

@@ -18,11 +18,12 @@ from pefll.engines.cohort import sampled
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.engines.round_plan import PriorPhase
-from pefll.guarantees.pac_bayes import check
+from pefll.guarantees.pac_bayes import FIXED, NO_SEARCH, check
 from pefll.guarantees.statement import Statement
 from pefll.methods.contract import Method
 from pefll.methods.pefll import PeFLL, Server
 from pefll.runs.config import Config
+from pefll.runs.federations import data_of_python
 from pefll.tasks import Classification
 from pefll.training.posterior_losses import Ids, PosteriorLosses, number_of_draws
 from pefll.training.query_bounds import BUDGET as QUERY_BUDGET
@@ -100,6 +101,11 @@ def meta_bounds(
 
 def checked_data(run: Run, federation: Federation | None, console: Console | None) -> Federation:
     """Return the data that the run was trained on; PefllError if it is other data, or on other machines."""
+    if federation is None and run.federation is None and data_of_python(run.config):
+        raise PefllError(
+            "the run was trained on data given in Python; give it to run.certify(federation=...) there",
+            code="PEFLL-G216",
+        )
     data = run._data(federation, console)
     if run.config.data_sha256 and data.fingerprint() != run.config.data_sha256:
         raise PefllError(
@@ -140,7 +146,7 @@ def theorem_bounds(
     One seen client is left out: the numbers that standardise all descriptors come from its descriptor.
     """
     clients = np.arange(data.num_seen, dtype=np.int64)
-    who = "hyper-parameters were chosen without them"
+    who = f"hyper-parameters were chosen without these clients, {FIXED}"
     try:
         first = first_client(config, bench.method, data)
         clients = np.delete(clients, first)
@@ -187,7 +193,7 @@ def prior_bounds(
         fixed = Posterior(start, 0.0, 0.0, Part(frozenset(), frozenset()))
         centres = Centres(start, bench.mean_model(fixed, _with_samples(data, members, TRAIN)))
         parts = evaluated(bench, data, final, centres, trained, delta, "prior-half")
-        words = "the clients of the bound had no influence on the prior"
+        words = f"the clients of the bound had no influence on the prior, {NO_SEARCH}, {FIXED}"
         if not equal_samples(data, trained):
             words += "; their number of samples is the harmonic mean"
         names = "prior-half", "Theorem 3.2 with a prior from other clients"

@@ -171,8 +171,8 @@ def _statement(
         confidence=1 - problem.delta,
         promise=f"{who} make models whose expected error on a new client is at most {rounded_up(bound)}{refined}.",
         assumes="Clients are independent draws from one environment, and noise is drawn anew for each. The clients of "
-        "the bound had no influence on the prior, and their test samples none on anything. All bounds called query "
-        "hold together.",
+        f"the bound had no influence on the prior, {pac_bayes.NO_SEARCH}, {pac_bayes.FIXED}. Their test samples had "
+        "none on anything. All bounds called query hold together.",
         terms=terms,
     )
     return found._replace(promise=f"{found.promise} This says nothing.") if found.vacuous else found

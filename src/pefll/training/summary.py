@@ -125,6 +125,8 @@ def summary_of(
         "num_clients": federation.num_clients,
         "num_seen": federation.num_seen,
         "num_unseen": federation.num_unseen,
+        **({"named_unseen": True} if federation.named_unseen else {}),
+        **({"tests_last": True} if federation.tests_last else {}),
         "rounds": progress.round,
         **({"stopped": _stopped(run, progress)} if progress.round < config.rounds else {}),
         "clients_per_round": c,
