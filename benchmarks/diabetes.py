@@ -16,27 +16,9 @@ validation samples of seen clients that did not train:
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
 
-from pefll.core.files import write_json
-from pefll.runs.titles import TITLES
-
-METHODS = {
-    "pefll": ["client_lr=0.02", "local_steps=2", "server_lr=3e-3", "descriptor_size=1", "embedding=linear"],
-    "fedavg": ["client_lr=0.005", "local_steps=5"],
-    "local": ["client_lr=0.001", "epochs=50"],
-}
-# What the clients' models see: all columns, or all but those that make the clients.
-COLUMNS: dict[str, list[str]] = {"all columns": [], "without age and sex": ["--drop", "age,sex"]}
-SEEDS = (0, 1, 2)
+from benchmarks.regressions import Study, main
 
 
 def write_table(path: Path) -> None:
@@ -49,63 +31,23 @@ def write_table(path: Path) -> None:
     frame.to_csv(path, index=False)
 
 
-def command(method: str, data: Path, seed: int, rounds: int = 200) -> list[str]:
-    """Return the arguments of `pefll` that train a method on the CSV; the folder of the run must follow."""
-    words = ["train", "--method", method, "--data", str(data), "--data-dir", str(data.parent)]
-    words += ["--client-column", "group", "--label", "target", "--task", "regression"]
-    words += ["--unseen", "0.25", "--min-samples", "5", "--rounds", str(rounds), "--clients-per-round", "5"]
-    words += ["--eval-every", "20", "--engine", "vector", "--seed", str(seed)]
-    return [*words, *(word for setting in METHODS[method] for word in ("--set", setting))]
-
-
-def trained(method: str, seed: int, data: Path, more: list[str]) -> dict[str, Any]:
-    """Train a method and return what to record of the run."""
-    folder = data.parent / f"{method}-{seed}-{len(more)}"
-    words = [*command(method, data, seed), *more, "--out", str(folder)]
-    subprocess.run([sys.executable, "-m", "pefll", *words], check=True, capture_output=True)
-    summary = json.loads((folder / "summary.json").read_text())
-    shown = shlex.join(["pefll", *words]).replace(str(data.parent), ".")
-    best = {group: summary["metrics"]["best"][group] for group in ("seen", "unseen")}
-    return {"seed": seed, "command": shown, "metrics": best, "commit": summary["commit"]}
-
-
-def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    """Return the RMSE of each method as Markdown, mean and deviation over the seeds."""
-    lines = ["| columns | method | seen clients, RMSE | unseen clients, RMSE |", "| --- | --- | ---: | ---: |"]
-    for columns, methods in found.items():
-        for method, runs in methods.items():
-            errors = [[run["metrics"][group]["rmse"] for run in runs] for group in ("seen", "unseen")]
-            cells = " | ".join(f"{mean(each):.1f} ± {stdev(each):.1f}" for each in errors)
-            lines.append(f"| {columns} | {TITLES[method]} | {cells} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Write the CSV, train each method on it with each seed, and write their errors as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="the JSON file to write")
-    parser.add_argument("--table", type=Path, help="a file written by --out, whose table is printed")
-    parser.add_argument("--csv", type=Path, help="write the raw CSV there, and do nothing else")
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(options.table.read_text())["columns"]))
-        return
-    if options.csv:
-        write_table(options.csv)
-        return
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "diabetes.csv"
-        write_table(data)
-        for columns, more in COLUMNS.items():
-            for method in METHODS:
-                runs = [trained(method, seed, data, more) for seed in SEEDS]
-                found.setdefault(columns, {})[method] = runs
-                print(columns, method, [round(run["metrics"]["unseen"]["rmse"], 1) for run in runs], flush=True)
-    if options.out:
-        write_json(options.out, {"command": "python -m benchmarks.diabetes --out FILE", "columns": found})
-    print(table(found))
+STUDY = Study(
+    name="diabetes",
+    write=write_table,
+    words=(
+        *("--client-column", "group", "--label", "target", "--task", "regression", "--unseen", "0.25"),
+        *("--min-samples", "5", "--rounds", "200", "--clients-per-round", "5", "--eval-every", "20"),
+    ),
+    methods={
+        "pefll": ("client_lr=0.02", "local_steps=2", "server_lr=3e-3", "descriptor_size=1", "embedding=linear"),
+        "fedavg": ("client_lr=0.005", "local_steps=5"),
+        "local": ("client_lr=0.001", "epochs=50"),
+    },
+    # What the clients' models see: all columns, or all but those that make the clients.
+    columns={"all columns": (), "without age and sex": ("--drop", "age,sex")},
+    digits=1,
+)
 
 
 if __name__ == "__main__":
-    main()
+    main(STUDY, __doc__)

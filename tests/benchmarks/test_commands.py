@@ -128,15 +128,16 @@ def test_the_table_of_users_is_as_raw_as_the_data_page_says():
 
 
 def test_the_log_has_the_table_of_the_real_regression():
-    from benchmarks.diabetes import COLUMNS, METHODS, SEEDS, table
+    from benchmarks.diabetes import STUDY
+    from benchmarks.regressions import SEEDS, table
 
     columns = json.loads((ROOT / "results" / "diabetes.json").read_text())["columns"]
-    assert list(columns) == list(COLUMNS)
+    assert list(columns) == list(STUDY.columns)
     for methods in columns.values():
         assert {name: tuple(run["seed"] for run in runs) for name, runs in methods.items()} == dict.fromkeys(
-            METHODS, SEEDS
+            STUDY.methods, SEEDS
         )
-    assert table(columns) in (ROOT / "docs" / "LOG.md").read_text()
+    assert table(STUDY, columns) in (ROOT / "docs" / "LOG.md").read_text()
 
 
 def test_the_table_of_users_goes_on_where_it_was(tmp_path):

@@ -16,7 +16,8 @@ from rich.console import Console
 from sklearn.datasets import load_diabetes
 
 import pefll
-from benchmarks.diabetes import command, write_table
+from benchmarks.diabetes import STUDY
+from benchmarks.regressions import command
 from pefll.cli.tables import best_table, seeds_table
 from pefll.core.errors import PefllError
 from pefll.core.tree import leaves
@@ -73,10 +74,10 @@ def test_a_real_regression_end_to_end(tmp_path):
 def test_a_real_regression_from_a_raw_file_by_one_command(pefll_command, tmp_path):  # noqa: F811
     """The small form of `python -m benchmarks.diabetes`: columns as measured, then raw rows to predictions."""
     data, run, answers = tmp_path / "diabetes.csv", tmp_path / "run", tmp_path / "answers.csv"
-    write_table(data)
+    STUDY.write(data)
     frame = pd.read_csv(data)
     assert frame.s2.mean() > 100 > 5 > frame.s5.mean(), "raw scales"
-    said = pefll_command(*command("pefll", data, 0, rounds=60), "--out", run)
+    said = pefll_command(*command(STUDY, "pefll", data, 0, "--rounds", "60"), "--out", run)
     assert said.code == 0, said.err
     unseen = json.loads((run / "summary.json").read_text())["metrics"]["best"]["unseen"]
     assert unseen["rmse"] < 0.85 * frame.target.std(), "better than the mean of all patients"
