@@ -74,9 +74,10 @@ def command_of(given: argparse.Namespace) -> str:
     )
 
 
-def heading(given: argparse.Namespace) -> str:
+def heading(given: argparse.Namespace, record: dict[str, Any]) -> str:
     """Return what was trained, in words."""
-    return f"{given.data}, {given.partition}, {given.rounds} rounds"
+    clients = record["num_seen"] + record["num_unseen"]
+    return f"{given.data}, {given.partition}, {clients:,} clients, {given.rounds} rounds"
 
 
 def markdown(record: dict[str, Any], title: str) -> list[str]:
@@ -132,10 +133,9 @@ def main(arguments: list[str] | None = None) -> None:
         record = measure(given, given.folder or Path(kept) / "run")
     make_folder(given.out.parent)
     write_json(given.out, record)
-    given.out.with_suffix(".md").write_text("\n".join(markdown(record, heading(given))) + "\n")
-    bounds_over_training(
-        {heading(given): record["points"]}, given.out.with_suffix(".png"), SHOWN, "unseen clients' error"
-    )
+    title = heading(given, record)
+    given.out.with_suffix(".md").write_text("\n".join(markdown(record, title)) + "\n")
+    bounds_over_training({title: record["points"]}, given.out.with_suffix(".png"), SHOWN, "unseen clients' error")
     print(f"wrote {given.out}")
 
 

@@ -25,5 +25,6 @@ def test_bounds_of_a_short_run(tmp_path, monkeypatch):
     page = out.with_suffix(".md").read_text()
     (query,) = [one for one in record["statements"] if one["name"] == "query"]
     assert f"| query | {query['measured']:.3f} | {query['bound']:.4g} | {query['promise']} |" in page
+    assert page.startswith("# Bounds during training: digits, by-class 3, 20 clients, 4 rounds\n")
     assert f"an error of {record['prior_unseen_error']:.3f} on unseen clients" in page
     assert out.with_suffix(".png").stat().st_size > 5_000
