@@ -293,7 +293,9 @@ def test_damaged_tables(tmp_path, suffix, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["{a},{c},{b},{y},", "{c},{a},{c},{b},{y}", "{row},{a},{c},{b},{y},"])
+@pytest.mark.parametrize(
+    "line", ["{a},{c},{b},{y},", "{c},{a},{c},{b},{y}", "{row},{a},{c},{b},{y},", "{row},{c},{b},{y},"]
+)
 def test_lines_that_are_longer_than_the_header_of_a_csv_shift_no_columns(tmp_path, line):
     """pandas takes the first cells as an index. Then clients are labels, and labels are features."""
     frame, path = _frame(), tmp_path / "table.csv"
@@ -317,6 +319,24 @@ def test_row_numbers_that_pandas_wrote_are_no_feature(tmp_path):
     np.testing.assert_array_equal(read_samples(path).y, Y[::2])
     _frame().assign(**{"Unnamed: 0": X[:, 0]})[["Unnamed: 0", "client", "label"]].to_csv(path, index=False)
     assert read_samples(path).feature_names == ("Unnamed: 0",)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "repeated", "twice"])
+def test_row_numbers_in_any_order_are_no_feature(tmp_path, order):
+    """Rows of one client alone have sorted numbers: then a model of all clients would miss its column."""
+    path = tmp_path / "table.csv"
+    frame = _frame().sample(frac=1, random_state=0)
+    if order == "repeated":
+        frame = pandas.concat([rows.reset_index(drop=True) for _, rows in frame.groupby("client")])
+    frame.to_csv(path)
+    if order == "twice":
+        pandas.read_csv(path).to_csv(path)
+    assert read_samples(path).feature_names == ("a", "b")
+    read = pandas.read_csv(path)
+    assert read.columns[0].startswith("Unnamed: 0")
+    assert from_frame(read, "label", "client").feature_names == ("a", "b")
+    asked = from_frame(read, "label", "client", features=["Unnamed: 0", "a"])
+    assert asked.feature_names == ("Unnamed: 0", "a"), "a user may ask for it"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from pefll.data.raw_columns import CATEGORY, SUGGESTED, BadCell, RawColumn, all_
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
 
+# How pandas names the index of a CSV, and an index that was written twice.
+_ROW_NUMBERS = re.compile(r"Unnamed: 0(\.\d+)?")
 # What `str` gives for missing values.
 _EMPTY = ("None", "nan", "<NA>", "NaT")
 
@@ -140,15 +143,25 @@ def why_no_labels(frame: Any, label: str) -> str:
 
 
 def feature_names(frame: Any, without: Sequence[str | None], name: str = "frame") -> tuple[str, ...]:
-    """Return the names of a table's columns that are not among `without`, in order."""
+    """Return the names of a table's columns that are not among `without`, in order; row numbers are left out, too.
+
+    pandas writes a frame's index as a column without a name. It often tells the order of clients, and is in no table
+    of a new client.
+    """
     left_out = set(without)
-    chosen = tuple(each for each in columns(frame) if each not in left_out)
+    chosen = [each for each in columns(frame) if each not in left_out]
+    chosen = [each for each in chosen if not (_ROW_NUMBERS.fullmatch(each) and _is_whole(frame, each, name))] or chosen
     if not chosen:
         raise PefllError(
             f"{name}: there are no feature columns beside {', '.join(each for each in without if each)}; add some",
             code="PEFLL-D157",
         )
-    return chosen
+    return tuple(chosen)
+
+
+def _is_whole(frame: Any, each: str, name: str) -> bool:
+    """Return whether a column holds whole numbers."""
+    return column(frame, each, name).dtype.kind in "iu"
 
 
 def feature_matrix(frame: Any, features: Sequence[str], name: str = "frame", *, tokens: bool = False) -> Array:

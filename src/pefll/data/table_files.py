@@ -39,8 +39,8 @@ def read_frame(path: Path) -> Any:
         if parquet:
             return _read_parquet(path, pyarrow)
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        _check_csv(path, separator)
-        return _named(pandas.read_csv(path, sep=separator, low_memory=False), path, pandas)
+        more = _check_csv(path, separator)
+        return _named(pandas.read_csv(path, sep=separator, low_memory=False), path, more)
     except UnicodeDecodeError:
         with path.open("rb") as file:
             wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -55,35 +55,32 @@ def read_frame(path: Path) -> Any:
         raise PefllError(f"{path} cannot be read as {what}: {reason}; save it again", code="PEFLL-D163") from None
 
 
-def _named(frame: Any, path: Path, pandas: Any) -> Any:
-    """Return a CSV's table without row numbers that have no name; PefllError if lines are longer than the header.
+def _named(frame: Any, path: Path, more: int) -> Any:
+    """Return a CSV's table, in which each cell has the name of its column; PefllError if that is unclear.
 
-    pandas takes the first cells of longer lines as an index, and if these are no row numbers, all other cells get the
-    wrong names.
+    If lines have `more` cells than there are names, pandas takes their first cells as an index. So all other cells have
+    the wrong names, unless the first cells are row numbers without a name, as R writes them.
     """
+    if not more:
+        return frame
     index = frame.index
-    if (
-        index.dtype.kind == "i"
-        and index.is_monotonic_increasing
-        and index.is_unique
-        and frame.iloc[:, -1].notna().any()
-    ):
-        frame = frame.reset_index(drop=True)
-    elif not isinstance(index, pandas.RangeIndex):
-        names, more = len(frame.columns), index.nlevels
+    is_numbered = more == 1 and index.dtype.kind == "i" and index.is_unique and index.is_monotonic_increasing
+    if not is_numbered or frame.iloc[:, -1].isna().all():
+        names = len(frame.columns)
         raise PefllError(
             f"{path} names {counted(names, 'column')} in its first line, but its other lines have {names + more} "
             "cells; name every column, or remove the separator at the end of the lines",
             code="PEFLL-D674",
         )
-    first = frame.columns[0] if len(frame.columns) > 1 else None
-    if first == "Unnamed: 0" and frame[first].dtype.kind == "i" and frame[first].diff()[1:].gt(0).all():
-        return frame.drop(columns=first)
-    return frame
+    return frame.reset_index(drop=True)
 
 
-def _check_csv(path: Path, separator: str) -> None:
-    """Raise PefllError for a CSV that needs too much memory: pandas fills short lines up to the full width."""
+def _check_csv(path: Path, separator: str) -> int:
+    """Return how many more cells a CSV's first line of values has than there are names of columns.
+
+    Raises:
+        PefllError: for a CSV that needs too much memory, because pandas fills short lines up to the full width.
+    """
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as text_file:
         heading = text_file.readline(1 << 20)
         other = next((mark for mark in ";\t|" if mark in heading and separator not in heading), "")
@@ -97,12 +94,13 @@ def _check_csv(path: Path, separator: str) -> None:
         text_file.seek(0)
         filled = (row for row in csv.reader(text_file, delimiter=separator) if len(row) > 1 or "".join(row).strip())
         # If the first line of values is longer than the line of names, pandas adds columns.
-        width = max((len(row) for row in islice(filled, 2)), default=0)
+        widths = [len(row) for row in islice(filled, 2)]
     lines = 1
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
-    check_growth(str(path), path.stat().st_size, width * (_CSV_COLUMN + _CSV_CELL * lines))
+    check_growth(str(path), path.stat().st_size, max(widths, default=0) * (_CSV_COLUMN + _CSV_CELL * lines))
+    return max(0, widths[-1] - widths[0]) if widths else 0
 
 
 def _read_parquet(path: Path, pyarrow: Any) -> Any:
