@@ -214,7 +214,11 @@ def test_dates_and_numbers_that_are_unclear_are_no_categories(values, code):
         (lambda row: f"-€{row}", "PEFLL-D671"),
         (lambda row: f"{row}.5 kg", "PEFLL-D671"),
         (lambda row: f"{row} km/h", "PEFLL-D671"),
+        (lambda row: f"{row} mg/dL", "PEFLL-D671"),
+        (lambda row: f"{row - 20}.5 °C", "PEFLL-D671"),
+        (lambda row: f"{row + 1}.234.567", "PEFLL-D671"),
         (lambda row: f"{row % 24}:{row:02}", "PEFLL-D672"),
+        (lambda row: f"{row % 12}:{row:02} pm", "PEFLL-D672"),
     ],
 )
 def test_many_numbers_in_texts_are_no_category(write, code):
@@ -241,9 +245,19 @@ def test_numbers_in_texts_are_numbers_by_a_rule_that_the_error_names():
     assert federation(frame, treat={"a": "number", "d": "date"}).input_shape == (3,)
 
 
-@pytest.mark.parametrize("write", [lambda row: f"item{row}", lambda row: f"{row}th", lambda row: f"{row}-{row}"])
-def test_names_with_numbers_are_categories(write):
-    values = [write(row % 40) if row % 2 else f"{row % 40} a" for row in range(200)]
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda row: f"item{row}",
+        lambda row: f"{row}{'th' if row % 2 else 'st'}",
+        lambda row: f"{row}-{row}",
+        lambda row: f"{row % 7}.{row % 6}.{row % 5}",
+        lambda row: f"192.168.100.{row}",
+    ],
+)
+@pytest.mark.parametrize("other", [True, False])
+def test_names_with_numbers_are_categories(write, other):
+    values = [f"{row % 40} a" if other and row % 2 else write(row % 40) for row in range(200)]
     frame = {
         "n": np.arange(200) / 10,
         "a": values,

@@ -42,7 +42,7 @@ WRONG: list[tuple[str, Any, str, str, list[str]]] = [
     ("texts of a frame", TEXTS.astype(object), "numbers", "D504", ["labels are texts", AS_CLASSES]),
     ("texts that are numbers", REAL.astype(str), "numbers", "D504", [r"y\.astype\(float\)", AS_CLASSES]),
     ("numbers in texts", REAL.astype(str), "auto", "D677", ["'0.1'.*save them as numbers", AS_CLASSES]),
-    ("dates", ["2024-01-31", "2024-02-01"] * (N // 2), "auto", "D678", ["'2024-01-31'", AS_CLASSES]),
+    ("dates", ["2024-01-31", "2024-02-01"] * (N // 2), "auto", "D678", ["labels are dates.*'2024-01-31'", AS_CLASSES]),
     ("texts as sets", TEXTS, "sets", "D504", [AS_CLASSES]),
     ("column of texts", TEXTS[:, None], "auto", "D110", [r"y\[:, 0\]"]),
     ("matrix of texts", np.stack([TEXTS, TEXTS], 1), "sets", "D504", [r"sets need 1 for each member .*\[N, k\]"]),

@@ -209,11 +209,14 @@ def _check_class_names(labels: Array, name: str) -> None:
             f"add {for_classes()} if they are names of classes",
             code="PEFLL-D677",
         )
-    is_one_each = len(there) >= _FEW_LABELS and 2 * len(different) > len(there)
-    if is_one_each or all(map(is_date, different)):
+    found = ""
+    if all(map(is_date, different)):
+        found = f"dates such as {different[0]!r}"
+    elif len(there) >= _FEW_LABELS and 2 * len(different) > len(there):
+        found = f"{len(different):,} different texts in {counted(len(there), 'row')}, such as {different[0][:40]!r}"
+    if found:
         raise PefllError(
-            f"{name}: labels are texts such as {different[0][:40]!r}, {len(different):,} different ones in "
-            f"{counted(len(there), 'row')}; name the right column, or add {for_classes()} if they are names of classes",
+            f"{name}: labels are {found}; name the right column, or add {for_classes()} if they are names of classes",
             code="PEFLL-D678",
         )
 

@@ -35,11 +35,12 @@ _DAY = 86_400.0  # seconds
 _GROUP = "[. '\u00a0\u202f]"  # what separates thousands, beside the comma
 _COMMA = re.compile(rf"[+-]?(\d+,\d+|\d{{1,3}}({_GROUP}\d{{3}})+,\d+|\d{{1,3}}(,\d{{3}})+(\.\d+)?)")
 _DECIMAL_COMMA = re.compile(rf"[+-]?((\d+|\d{{1,3}}({_GROUP}\d{{3}})+)(,\d+)?|,\d+)")
-# Numbers with a unit, as 12% or $3.50 or 80 kg, and times of the day.
+# Numbers with a unit, as 12% or $3.50 or 80 kg or 20 °C, and times of the day. 1.2.3 is a version, and no number.
 _UNIT = re.compile(
-    r"(?P<before>[+-]?[$€£¥]?) ?[+-]?\d+(?:[.,]\d+)*(?P<after> ?(?:[%‰$€£¥°]|[A-Za-zµ]{1,4}(?:/[a-z]{1,4})?)?)"
+    r"(?P<before>[+-]?[$€£¥]?) ?[+-]?(?:\d{1,3}(?:\.\d{3})+(?:,\d+)?|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)"
+    r" ?(?P<after>[%‰$€£¥]|°?[A-Za-zµ]{0,4}[²³]?(?:/[A-Za-z]{1,4}[²³]?)?)"
 )
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
 # The rule to suggest for a column that needs one, by the code of its error.
 SUGGESTED = {"PEFLL-D584": TEXT, "PEFLL-D585": DATE, "PEFLL-D614": DECIMAL_COMMA, "PEFLL-D670": NUMBER}
 # What gets the row of a cell that cannot be read, and its error.
@@ -224,10 +225,10 @@ def _check_measured(different: list[str], odd: list[str], name: str, where: str)
         )
     measured = all(map(_UNIT.fullmatch, different))  # ends at the first other text: there may be a million notes
     found = map(_UNIT.fullmatch, different if measured else ())
-    if len({(one["before"].lstrip("+-"), one["after"].strip()) for one in found if one}) == 1:
+    if len({(one["before"].lstrip("+-"), one["after"]) for one in found if one}) == 1:
         raise PefllError(
-            f"{where}: column {name!r} has numbers with a unit such as {different[0]!r}; write them without it, or use "
-            f"{_treat(name, CATEGORY)}",
+            f"{where}: column {name!r} has numbers with a unit or with separators, such as {different[0]!r}; write "
+            f"them without, or use {_treat(name, CATEGORY)}",
             code="PEFLL-D671",
         )
     if all(map(_CLOCK.fullmatch, different)):
