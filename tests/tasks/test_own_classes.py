@@ -64,6 +64,16 @@ class TorchOneHot(Ordinal):
         return torch.nn.functional.one_hot(y, 3).float()
 
 
+@dataclass(frozen=True)
+class Far(Ordinal):
+    """Predicts classes that do not exist, if an output is far from those of ordinary models."""
+
+    far: int = 7
+
+    def predict(self, output):
+        return torch.where(output[:, 0] > 100, self.far, rounded(output))
+
+
 def rounded(output):
     return output[:, 0].round().clamp(0, 2).long()
 
@@ -176,3 +186,26 @@ def test_the_probabilities_of_sets():
     assert ((found.probabilities > 0.5) == found.predicted).all()
     shown = np.stack(found.frame().probability.tolist())
     np.testing.assert_array_equal(shown, found.probabilities)
+
+
+@pytest.mark.parametrize("far", [7, 3, -1])
+def test_a_class_that_does_not_exist_is_one_sentence(far):
+    """-1 had the name of the last class."""
+    run = pefll.fit(data(), "fedavg", task=Far(far=far), engine="serial", **QUICK)
+    model = run.personalize(data().x[:5], data().y[:5])
+    assert set(model.predict(data().x)) <= {0, 1, 2}
+    parameters = list(model.parameters())
+    parameters[-1].data.fill_(1000)  # the bias of the last layer
+    words = rf"predict of the task Far returned the class {far}; .* from 0 to 2.*PEFLL-S669"
+    for asked in (model.predict, model.predict_with_probabilities):
+        with pytest.raises(PefllError, match=words):
+            asked(data().x)
+
+
+def test_a_class_that_does_not_exist_is_found_before_training():
+    class Unclamped(Ordinal):
+        def predict(self, output):
+            return (10 * output[:, 0]).round().long()
+
+    with pytest.raises(PefllError, match=r"Unclamped returned the class .*clamp\(0, 2\)"):
+        pefll.fit(data(), "fedavg", task=Unclamped(), engine="serial", **QUICK)

@@ -111,7 +111,7 @@ class PersonalModel(nn.Module):
 
     def predict_with_probabilities(self, x: Any) -> tuple[Array, Array | None]:
         """Return what `predict` and `probabilities` return, with one pass; None without probabilities."""
-        return predicted_with_probabilities(self.known_task(), torch.from_numpy(self.outputs(x)))
+        return predicted_with_probabilities(self.known_task(), torch.from_numpy(self.outputs(x)), self.spec.classes)
 
     def outputs(self, x: Any) -> Array:
         """Return the scores of classes, or the task's outputs, of samples [N, ...]; see `predict`."""
@@ -145,7 +145,7 @@ class PersonalModel(nn.Module):
         if type(task) is Classification:
             found: Array = self.probabilities(x).argmax(axis=1)
         else:
-            found = self._outputs(x, partial(predictions, task))
+            found = self._outputs(x, partial(predictions, task, classes=self.spec.classes))
         if not names or task.labels == "numbers":
             return found
         known = np.asarray(self.class_names)
@@ -314,13 +314,16 @@ class PersonalModel(nn.Module):
         return cls(network, spec, meaning or _checked_task_in(path, spec))
 
 
-def predicted_with_probabilities(task: Task, output: Tensor) -> tuple[Array, Array | None]:
-    """Return a task's predictions for outputs [N, outputs], and its probabilities [N, k]; None if it gives none."""
+def predicted_with_probabilities(task: Task, output: Tensor, classes: int) -> tuple[Array, Array | None]:
+    """Return a task's predictions for outputs [N, outputs], and its probabilities [N, k]; None if it gives none.
+
+    `classes` is the number of classes, or 0.
+    """
     chances = probabilities(task, output)
     # As in `PersonalModel.predict`: rounding may make two probabilities equal.
     if type(task) is Classification and chances is not None:
         return chances.numpy().argmax(axis=1), chances.numpy()
-    return np.asarray(predictions(task, output)), None if chances is None else chances.numpy()
+    return np.asarray(predictions(task, output, classes)), None if chances is None else chances.numpy()
 
 
 def metrics_of(task: Task, output: Tensor, labels: Tensor, classes: int) -> dict[str, float]:

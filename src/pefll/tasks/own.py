@@ -109,8 +109,11 @@ def check_values(task: Any) -> None:
         raise wrong(task, "bounds", bounds)
 
 
-def predictions(task: Any, output: Tensor) -> Tensor:
-    """Return the predictions of a task for outputs [b, outputs]; PefllError unless there is one for each sample."""
+def predictions(task: Any, output: Tensor, classes: int) -> Tensor:
+    """Return the predictions of a task for outputs [b, outputs]; PefllError unless there is one for each sample.
+
+    If labels are classes, predictions must be from 0 to `classes` - 1.
+    """
     found = ask(task, "predict", output)
     labels = task.labels
     fits = isinstance(found, Tensor) and found.dim() > 0 and len(found) == len(output)
@@ -120,6 +123,14 @@ def predictions(task: Any, output: Tensor) -> Tensor:
         fits = found.dim() == 2 and found.dtype == torch.bool
     if not fits:
         raise wrong(task, "predict", found, _PREDICTED[labels])
+    if labels == "classes":
+        strange = found[(found < 0) | (found >= classes)]
+        if len(strange):
+            raise PefllError(
+                f"predict of the task {type(task).__name__} returned the class {int(strange[0])}; it must return "
+                f"classes from 0 to {classes - 1}, for example with .clamp(0, {classes - 1})",
+                code="PEFLL-S669",
+            )
     return found  # type: ignore[no-any-return]
 
 
@@ -137,9 +148,9 @@ def probabilities(task: Any, output: Tensor) -> Tensor | None:
 def check_predicted(task: Any, output: Tensor, names: int) -> None:
     """Raise PefllError unless a task predicts something for outputs [b, outputs].
 
-    Its probabilities must be of `names` classes or members.
+    Its predictions and probabilities must be of `names` classes or members.
     """
-    predictions(task, output)
+    predictions(task, output, names)
     found = probabilities(task, output)
     if found is not None and (task.labels == "numbers" or found.shape[1] != names):
         numbers = "return None, because numbers have no probabilities"

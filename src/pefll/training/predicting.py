@@ -158,7 +158,7 @@ def predictions_each(
     order = np.argsort(np.concatenate(rows))
     sample, output = np.concatenate(rows)[order], torch.from_numpy(np.concatenate(outputs)[order])
     meaning = model.known_task()
-    predicted, chances = predicted_with_probabilities(meaning, output)
+    predicted, chances = predicted_with_probabilities(meaning, output, model.spec.classes)
     metrics, labelled = _metrics(source, sample, output, meaning, model.spec)
     return EachPredictions(
         client=np.asarray(names, dtype=object)[owner[sample]],
