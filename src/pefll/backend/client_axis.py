@@ -9,7 +9,6 @@ devices, other types, and grouped or dilated convolutions have no kernels: `pefl
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -31,6 +30,7 @@ from pefll.backend.mapped import (
     with_client_axis,
 )
 from pefll.backend.precision import products
+from pefll.core.warning import warn
 
 # Limits of `linear`, because its backward kernel loads a whole batch at once and loops over outputs. The last layer of
 # a hypernetwork goes to `pefll.backend.hypernet_linear`, and other large layers go to cuBLAS.
@@ -79,7 +79,7 @@ def _runs_kernels(device: torch.device) -> bool:
             aside.submit(attempt).result()
     except Exception as error:  # noqa: BLE001 - torch's own operations work after any error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"Triton does not run here ({reason}); without its kernels rounds take longer", stacklevel=2)
+        warn(f"Triton does not run here ({reason}); without its kernels rounds take longer")
         return False
     return True
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pefll.core import arguments
 from pefll.core.errors import PefllError
+from pefll.core.warning import warn
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.column_use import use_of
 from pefll.data.federation import Federation
@@ -154,5 +154,5 @@ def federation_of_clients(
     """
     samples, notes = selected(samples, missing, min_samples)
     for note in notes:
-        warnings.warn(note, stacklevel=3)
+        warn(note)
     return natural(samples, seed, **parts)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pefll.core.errors import PefllError, first_line
+from pefll.core.warning import warn
 from pefll.core.wording import counted, first_few
 
 # With fewer channels in a group, a group's statistics say too much about single channels.
@@ -54,7 +54,7 @@ def replace_batchnorm(model: nn.Module) -> nn.Module:
         for name, norm in zip(found.values(), replacements.values(), strict=True)
     )
     sentence = f"{counted(len(found), 'layer')} replaced by GroupNorm: {layers}" if found else "no layer to replace"
-    warnings.warn(f"replace_batchnorm: {sentence}", stacklevel=2)
+    warn(f"replace_batchnorm: {sentence}")
     return replacements.get(model, model)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from pefll.core.errors import PefllError
+from pefll.core.warning import warn
 from pefll.core.wording import counted, either
 from pefll.data.arrays import blank_labels, labels_of
 from pefll.data.assembly import assemble
@@ -62,7 +62,7 @@ def read_new_client(
             unlabelled = f"the table has no column {lacking[0]!r}" if lacking else f"{columns.label!r} holds no label"
     x, found, left_out = labelled(check_input(x, spec), y, uses_labels)
     if left_out:
-        warnings.warn(unlabelled_words(left_out, left_out + len(x)), stacklevel=3)
+        warn(unlabelled_words(left_out, left_out + len(x)))
     if found is None and y is not None:
         unlabelled = f"none of the {counted(len(x), 'sample')} has a label"
     return NewClient(x, found, unlabelled)
@@ -164,6 +164,6 @@ def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec, instead: 
         )
     y = labels_in(frame, columns.label, "the table") if y is None else y
     if not columns.features:
-        warn_of_positions(stacklevel=5)
+        warn_of_positions()
     chosen = features_in(frame, columns, "the table")
     return inputs_of(frame, chosen, columns.plan, "the table", tokens=spec.tokens), y

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from pathlib import Path
 from typing import Any
 
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
+from pefll.core.warning import warn
 from pefll.core.wording import argument, counted
 from pefll.data import read_rows
 from pefll.data.arrays import labels_of, samples_from_arrays
@@ -101,9 +101,6 @@ def _labelled(rows: Rows, labels: str, name: str) -> Rows:
     there = has_label(rows.y)
     if there.all():
         return rows
-    warnings.warn(
-        f"{name}: {int((~there).sum()):,} of {counted(len(there), 'row')} left out, because they have no label",
-        stacklevel=4,
-    )
+    warn(f"{name}: {int((~there).sum()):,} of {counted(len(there), 'row')} left out, because they have no label")
     x, client, split, time = (rows_where(there, each) for each in (rows.x, rows.client, rows.split, rows.time))
     return Rows(x, labels_where(there, rows.y, labels, name), client, split, time=time)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
 from pefll.core.plugins import allow, is_allowed
+from pefll.core.warning import warn
 from pefll.core.wording import argument, counted, either
 from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
@@ -306,10 +306,9 @@ class PersonalModel(nn.Module):
                 f"{path} does not fit the architecture {type(network).__name__}", code="PEFLL-R109"
             ) from error
         if not header.checked:
-            warnings.warn(
+            warn(
                 f"{path} was written by an earlier version and has no SHA-256, so damage is not noticed; make it again "
-                "with `pefll personalize`",
-                stacklevel=2,
+                "with `pefll personalize`"
             )
         return cls(network, spec, meaning or _checked_task_in(path, spec))
 
@@ -483,12 +482,9 @@ def _check_one_client(frame: Any, spec: ModelSpec, features: Sequence[str]) -> N
         )
 
 
-def warn_of_positions(stacklevel: int = 4) -> None:
-    """Warn that the columns of a table are taken by position, not by name; `stacklevel` is as in `warnings.warn`."""
-    warnings.warn(
-        "the model does not know the names of its columns, so the table's columns are taken by position",
-        stacklevel=stacklevel,
-    )
+def warn_of_positions() -> None:
+    """Warn that the columns of a table are taken by position, not by name."""
+    warn("the model does not know the names of its columns, so the table's columns are taken by position")
 
 
 def check_tensor(x: Tensor, spec: ModelSpec) -> None:

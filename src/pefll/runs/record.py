@@ -8,7 +8,6 @@ import json
 import os
 import re
 import tomllib
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pefll.core.files import (
     write_json,
     write_whole,
 )
+from pefll.core.warning import warn
 from pefll.core.wording import counted, either, first_few
 from pefll.runs import manifest
 from pefll.runs.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
@@ -494,10 +494,7 @@ def _lock(handle: int, path: Path) -> None:
         locking.lock(handle, wait=False)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-            warnings.warn(
-                f"{path} lies on a file system without locks: make sure that only one process trains into it",
-                stacklevel=2,
-            )
+            warn(f"{path} lies on a file system without locks: make sure that only one process trains into it")
             return
         raise PefllError(
             f"{path} is being trained already; wait for it, or stop it with Ctrl-C first", code="PEFLL-R122"

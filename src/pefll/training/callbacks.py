@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -16,6 +15,7 @@ from pefll.core import arguments
 from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.plugins import fault
 from pefll.core.progress import Monitor
+from pefll.core.warning import warn
 from pefll.core.wording import counted
 from pefll.runs.record import GROUPS, first_figure
 from pefll.training.resolve import RunSpec
@@ -47,7 +47,7 @@ class ActiveRun:
     errors: tuple[str, ...] = ("loss",)
     shares: tuple[str, ...] = ()
     failure: PefllError | None = None
-    tell: Callable[[str], None] = warnings.warn
+    tell: Callable[[str], None] = warn
 
     def __repr__(self) -> str:
         return f"<ActiveRun {self.spec.title!r}, round {self.round:,} of {self.spec.config.rounds:,}>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -19,6 +18,7 @@ from pefll.core.plugins import allow
 from pefll.core.progress import Display, Monitor, display, say
 from pefll.core.schedules import Schedule
 from pefll.core.signals import Signals, Stopped, stop_signals
+from pefll.core.warning import warn
 from pefll.data.federation import Federation, check_is_federation
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
@@ -268,7 +268,7 @@ def train_all(
             if tell and spec.federation.table and spec is specs[0]:
                 notes = [*spec.federation.table.sentences(), *notes]
             for note in [spec.headline, *notes] if tell else notes:
-                tell(note) if tell else warnings.warn(note, stacklevel=2)
+                tell(note) if tell else warn(note)
             turns = _train_and_test(
                 spec, engine_of[spec], callbacks, screen, tell or _ignore, asked_to_stop, len(unfinished), ended
             )
@@ -352,7 +352,7 @@ def _train_and_test(
             spec.folder.write_summary(summary)
         active.summary = summary
         if not spec.tunes and (note := hardly_better(spec.federation, active.history)):
-            warnings.warn(note, stacklevel=2) if tell is _ignore else tell(f"{spec.title}: {note}")
+            warn(note) if tell is _ignore else tell(f"{spec.title}: {note}")
     finally:
         for each in guarded:
             each.on_end(active)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.console import Console
 from pefll.core import arguments
 from pefll.core.errors import PefllError
 from pefll.core.progress import monitor
+from pefll.core.warning import warn
 from pefll.core.wording import counted, reasons
 from pefll.data import TABLES, read_rows
 from pefll.data.arrays import labels_of, owners_of
@@ -109,7 +109,7 @@ def predict_each(
     """
     found = predictions_each(folder, data, client, label, architecture, task, console)
     if found.errors:
-        warnings.warn(without_predictions(found), stacklevel=2)
+        warn(without_predictions(found))
     return found
 
 

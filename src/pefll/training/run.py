@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from pefll.core.errors import PefllError
 from pefll.core.plugins import allow
 from pefll.core.progress import monitor, say
 from pefll.core.tree import Tree, map_tree
+from pefll.core.warning import warn
 from pefll.core.wording import argument, counted, either, first_few, reasons
 from pefll.data.arrays import blank_labels
 from pefll.data.federation import Federation, check_is_federation
@@ -482,7 +482,7 @@ class Run:
         errors: dict[Name, PefllError] = {}
         owned, note = labelled_clients(self._owned(x, y, client), self.method.uses_labels)
         if note:
-            warnings.warn(note, stacklevel=2)
+            warn(note)
         for one in owned:
             try:
                 if one.fault:
@@ -550,7 +550,7 @@ def load(
         if console:
             say(console, sentence)
         else:
-            warnings.warn(sentence, stacklevel=3)
+            warn(sentence)
 
     if age := folder.note_of_age():
         note(age)

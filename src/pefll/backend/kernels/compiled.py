@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pefll.backend.cache import cache_folder
+from pefll.core.warning import warn
 
 Argument = Tensor | int | ctypes.c_longlong  # a kernel gets an int as 32 bits
 Kernel = Callable[[tuple[int, int], int, int, Sequence[Argument]], None]
@@ -72,7 +72,7 @@ def works(device: torch.device) -> bool:
         kernel("compile_probe", "compile_probe.cu", (("BF16", 1),), device)
     except (OSError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"CUDA C++ cannot be compiled here ({reason}); Triton's kernels are used instead", stacklevel=2)
+        warn(f"CUDA C++ cannot be compiled here ({reason}); Triton's kernels are used instead")
         return False
     return True
 
