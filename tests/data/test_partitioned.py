@@ -114,6 +114,16 @@ class Partitioner:
         return {name: values[partition_id::4] for name, values in self.columns.items()}
 
 
+class Wrapper:
+    """Asks another partitioner for everything."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
 class Unassigned:
     """A partitioner of flwr-datasets without a data set."""
 
@@ -191,6 +201,11 @@ def test_labels_and_splits_of_partitions():
     tokens = Partitioner(text=[[row, row + 1] for row in range(20)], label=Y)
     made = pefll.federation_from_partitioner(tokens, features="text", tokens=True)
     assert (made.tokens, made.x.dtype) == (True, torch.int64)
+
+
+def test_a_partitioner_around_another():
+    made = pefll.federation_from_partitioner(Wrapper(Partitioner(a=X[:, 0].tolist(), label=Y)), unseen_clients=[2])
+    assert made.num_clients == 4
 
 
 def test_bad_partitioners():

@@ -136,7 +136,7 @@ def _tables(partitioner: Any) -> tuple[list[Any], Array, Array | None]:
     """Return all tables of a partitioner, the partition of each row, int64 [N], and its split [N], if there is one."""
     load = getattr(partitioner, "load_partition", None)
     # A property may raise AttributeError, as in flwr-datasets before a data set is assigned.
-    there = "num_partitions" in dir(partitioner)
+    there = any(hasattr(each, "num_partitions") for each in (partitioner, type(partitioner)))
     if isinstance(partitioner, type) or not callable(load) or not there:
         raise PefllError(
             f"the partitioner is {shown(partitioner)}; it must have num_partitions and load_partition(i)", "PEFLL-A581"
