@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -141,3 +142,13 @@ def test_sets_of_one_member_may_be_classes():
 def test_a_task_for_other_labels_says_how_to_convert_them(y, task, words):
     with pytest.raises(PefllError, match=words):
         pefll.fit(federation_from_arrays(X, y, CLIENT), "fedavg", task=task, rounds=1)
+
+
+def test_one_long_text_among_labels_takes_no_memory_for_all():
+    labels = np.array(["x" * 100_000] + ["y"] * 999, dtype=object)
+    tracemalloc.start()
+    with pytest.raises(PefllError, match=r"labels are texts.*PEFLL-D504"):
+        federation_from_arrays(np.zeros((1000, 2)), labels, np.arange(1000) % 4, labels="numbers")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000, "with 4 bytes per character, it would be 400 MB"

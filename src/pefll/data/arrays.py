@@ -232,7 +232,9 @@ def other_labels(y: Any, kind: str, name: str = "arrays", whole: bool = False) -
     """
     array = _unboxed(as_array(y, "label", name))
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat):
-        array = array.astype(str)  # a column of a data frame; the advice for texts applies
+        # A column of a data frame; the advice for texts applies. Their beginnings show whether they are numbers, and
+        # NumPy would take the memory of the longest one for each.
+        array = np.array([value[:32] for value in array.flat], dtype=str).reshape(array.shape)
     if array.dtype.kind not in ("fui" if kind == "numbers" else "buif") or array.ndim not in (1, 2):
         raise PefllError(
             f"{name}: labels are {described(array)}, not {kind}; {advice(array, kind, chooses=whole)}",
