@@ -221,8 +221,8 @@ def check_columns(frame: Any, features: Sequence[str], name: str) -> None:
     if missing:
         raise PefllError(
             f"{name} has no column{'s' * several} {first_few(map(repr, missing))}, which the model was trained on; add "
-            f"{'them' if several else 'it'}, or rename the column{'s' * several} that hold{'s' * (not several)} "
-            f"{'them' if several else 'it'}, of {first_few(map(repr, there)) or 'none at all'}",
+            f"{'them' if several else 'it'}, or rename the column{'s' * several} with {'their' if several else 'its'} "
+            f"values, of {first_few(map(repr, there)) or 'none at all'}",
             code="PEFLL-M030",
         )
     twice = [each for each in features if there[each] > 1]
