@@ -55,6 +55,7 @@ _STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), "#b0b0b0"),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    "text.parse_math": False,  # a name may have dollar signs
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
