@@ -171,3 +171,26 @@ def test_a_bad_cell_is_one_clients_fault(tmp_path):
     assert set(found.errors) == {user}
     with pytest.raises(PefllError, match=r"row 8 .*D587"):
         run.evaluate(federation=bad)
+
+
+def test_a_model_of_another_client_under_a_clients_name_is_refused(models):
+    """Files were mixed up: a client's predictions would come from the model of another one."""
+    rows = table(["ann", "bob", "eve"])
+    (models / file_name("ann")).write_bytes((models / file_name("bob")).read_bytes())
+    with pytest.warns(UserWarning, match="1 of 3 clients got no predictions"):
+        found = package.predict_each(models, rows)
+    assert set(found.client) == {"bob", "eve"}
+    assert found.errors["ann"].code == "PEFLL-M057"
+    index = json.loads((models / INDEX).read_text())
+    for row in index["models"]:  # as an earlier version wrote it
+        row.pop("made_from")
+    (models / INDEX).write_text(json.dumps(index))
+    assert not package.predict_each(models, rows).errors
+
+
+def test_a_list_of_models_of_40_gb_is_not_read(models):
+    with (models / INDEX).open("wb") as file:
+        file.truncate(40 << 30)
+    with pytest.raises(PefllError, match="at most") as error:
+        package.predict_each(models, table(["ann"]))
+    assert error.value.code == "PEFLL-A105"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pefll
-from pefll.core.wording import argument, counted, either, first_few, for_the_command_line
+from pefll.core.wording import argument, counted, either, first_few, for_the_command_line, harmless
 
 
 def test_one_thing_and_more():
@@ -22,6 +22,13 @@ def test_one_thing_and_more():
     ]
     assert counted(1, "class") == "1 class"
     assert counted(3, "class") == "3 classes"
+
+
+def test_a_text_that_a_terminal_would_act_on():
+    assert harmless("\x1b[2J\x9b1m\x07a\rb\u202ec\u2066\x7f") == "[2J1mabc"
+    assert harmless("\ud800\t") == "\ufffd "
+    kept = "Zoë\n≤ 5 · 模型 👩\u200d🔬"
+    assert harmless(kept) == kept
 
 
 def test_the_first_few_names():

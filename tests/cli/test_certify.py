@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -319,3 +321,27 @@ def test_a_folder_that_is_missing_is_made(tmp_path, monkeypatch, capsys):
     held_out_certificates.main()
     assert "| cifar10 | 1000 | 0 | 100 |" in capsys.readouterr().out
     assert json.loads((out / "certificates_held_out.json").read_text())["certificates"]
+
+
+def test_texts_from_a_stranger_do_not_reach_the_terminal(pefll, folder, tmp_path):
+    summary = json.loads((folder / "summary.json").read_text())
+    evil = "\x1b[2J\x1b]0;x\x07\ud800"
+    file, card = tmp_path / "result.json", tmp_path / "card.md"
+    file.write_text(json.dumps(summary | {"dataset": evil, "partition": evil, "command": evil}))
+    said = pefll("certify", file, "--card", card)
+    assert said.code == 0
+    assert "[2J]0;x\ufffd" in said.out
+    assert "\x1b" not in said.out + said.err + card.read_text()
+    model, samples = tmp_path / "m.safetensors", load_samples("digits")
+    personal = run.load(folder).personalize(samples.x[:40], samples.y[:40])
+    personal.spec = dataclasses.replace(personal.spec, certificate=f"mean {evil[:-1]}")
+    personal.save(model)
+    said = pefll("certify", model, "--width", "0.2")
+    assert said.code == 0
+    assert "By its run: mean [2J]0;x." in said.out
+    assert "\x1b" not in said.out + said.err
+
+
+def test_a_pipe_is_not_read(refused, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "PEFLL-G150" in refused("certify", tmp_path / "pipe", match="pipe or a device")

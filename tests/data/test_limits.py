@@ -19,7 +19,10 @@ from PIL import Image
 from pefll.core.errors import PefllError
 from pefll.data import leaf, limits, load_samples, npz, read_samples, shakespeare
 from pefll.data.client_files import read_client
+from pefll.data.column_plan import ColumnPlan
+from pefll.data.frames import raw_columns
 from pefll.data.table_files import read_frame
+from pefll.data.table_plan import TablePlan
 from pefll.data.table_samples import from_frame
 
 
@@ -72,6 +75,19 @@ def test_a_user_may_raise_the_limit(bomb, monkeypatch):
     refused(bomb, "PEFLL-L003")
     monkeypatch.setenv("PEFLL_DATA_LIMIT_GB", "much")
     refused(bomb, "PEFLL-L005")
+
+
+def test_the_inputs_of_a_table_must_fit_into_memory(monkeypatch):
+    """A category of one byte in a file becomes 32 inputs."""
+    values = [f"v{number % 30}" for number in range(300)]
+    plan = TablePlan((ColumnPlan("a", "category", values=tuple(sorted(set(values)))),))
+    assert plan.encode({"a": np.array(values)}, "the table").shape == (300, 30)
+    monkeypatch.setattr("pefll.data.limits.available_memory", lambda: 50_000)
+    raw, x = raw_columns({"a": np.array(values)}, ["a"], {}, "mine")
+    for make in (lambda: plan.encode({"a": np.array(values)}, "mine"), lambda: plan.inputs(raw, x)):
+        with pytest.raises(PefllError, match=r"300 rows of 30 inputs.*72 kB of memory") as error:
+            make()
+        assert error.value.code == "PEFLL-L003"
 
 
 def test_ordinary_archives_are_read(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -157,3 +158,39 @@ def test_a_figure_without_a_format_is_refused_before_it_is_drawn(name, monkeypat
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(PefllError, match="PEFLL-O008"):
         check_drawable(Path("c.png"))
+
+
+def test_a_card_shows_a_strangers_texts_as_they_are(certificate):
+    evil = "<script>`x`|\n# [y](http://z)"
+    hostile = SUMMARY | {"command": evil, "model": evil}
+    named = certificate | {"run": certificate["run"] | {"method": evil, "dataset": evil}}
+    named["statements"] = [certificate["statements"][0] | {"title": evil, "promise": evil}]
+    card = model_card(hostile, named)
+    assert "- Command: `` <script>`x`| # [y](http://z) ``" in card
+    text = card.replace("`` <script>`x`| # [y](http://z) ``", "")
+    assert "\\<script\\>\\`x\\`\\| # \\[y\\]" in text
+    assert not re.search(r"(?<!\\)[<`\[]", text)
+    assert text.count("\n# ") == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"accuracy": {"best": [1]}},
+        {"accuracy": {"best": {"seen": "x"}}},
+        {"accuracy": {"best": {"seen": {"per_sample": 10**400}}}},
+        {"accuracy": {"best": {"seen": {"per_sample": {}}}}},
+    ],
+)
+def test_a_card_of_a_damaged_summary_is_refused(certificate, wrong):
+    with pytest.raises(PefllError, match="damaged") as refused:
+        model_card(SUMMARY | wrong, certificate)
+    assert refused.value.code == "PEFLL-G149"
+    with pytest.raises(PefllError):
+        model_card(SUMMARY, certificate | {"run": certificate["run"] | {"num_seen": None}})
+
+
+def test_a_name_in_a_picture_is_no_formula(certificate, tmp_path):
+    rows = [certificate["statements"][0] | {"title": "$x^$"}]
+    certificate_picture(certificate | {"statements": rows}, [0.5, 0.7], tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").stat().st_size > 0

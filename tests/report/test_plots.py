@@ -3,7 +3,9 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from matplotlib.image import imread
 from pefll.core.errors import PefllError
 from pefll.report.federation_plots import _draw_sizes, _sample_clients, class_picture
 from pefll.report.groups import group_runs
-from pefll.report.plots import CLASSES, LINES, MARKERS, SEEN, UNSEEN, _apart, _kinds, curves, descriptor_map
+from pefll.report.plots import CLASSES, LINES, MARKERS, SEEN, UNSEEN, _apart, _kinds, curves, descriptor_map, drawing
 from pefll.report.runs import read_run, read_runs
 from pefll.report.text import run_plot
 from pefll.runs.record import RunFolder
@@ -389,3 +391,30 @@ def test_without_matplotlib_there_is_one_sentence(
     ):
         with pytest.raises(PefllError, match=r"pip install matplotlib \[PEFLL-O008\]$"):
             draw()
+
+
+def test_threads_that_draw_at_once_leave_the_users_style(tmp_path: Path) -> None:
+    """The second thread begins while the first one draws, and ends after it."""
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    drawn, second_draws, first_is_done = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with drawing(tmp_path / "a.svg", (1, 1)):
+            drawn.set()
+            second_draws.wait(0.3)
+        first_is_done.set()
+
+    def second() -> None:
+        drawn.wait(5)
+        with drawing(tmp_path / "b.svg", (1, 1)):
+            second_draws.set()
+            first_is_done.wait(5)
+
+    with ThreadPoolExecutor(2) as pool:
+        for job in [pool.submit(first), pool.submit(second)]:
+            job.result()
+    changed = {name for name, value in before.items() if matplotlib.rcParams[name] != value}
+    matplotlib.rcParams.update(before)
+    assert not changed

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.report.groups import group_runs, labels_of
 from pefll.report.runs import StoredRun, mean_and_std, number, read_run, read_runs
+from pefll.report.show import show
 
 from .conftest import MakeRun
 
@@ -202,3 +206,18 @@ def test_mean_and_std_are_the_samples() -> None:
     assert mean == pytest.approx(statistics.mean(values))
     assert std == pytest.approx(statistics.stdev(values))
     assert mean_and_std([0.3]) == (0.3, None)
+
+
+def test_names_from_a_stranger_change_neither_table_nor_terminal(make_run: MakeRun, tmp_path: Path) -> None:
+    """A summary may have markup, escape codes, halves of letters, and numbers that no float can hold."""
+    name = "\x1b[2J\x1b]0;x\x07[/] $x^$ \ud800\u202e"
+    folder = make_run("a", dataset=name, partition=name, num_seen=10**400, method="[/b] fedavg\x9b2J")
+    run = read_run(folder)
+    assert run.value("dataset") == "[2J]0;x[/] $x^$ \ufffd"
+    screen = io.StringIO()
+    show([folder.path], tmp_path / "out", Console(file=screen, width=200), formats=("svg",))
+    assert "[/] $x^$ \ufffd" in screen.getvalue()
+    assert "\x1b" not in screen.getvalue()
+    assert "\x9b" not in screen.getvalue()
+    assert list((tmp_path / "out").glob("*.svg"))
+    assert number(10**400) is None

@@ -123,16 +123,19 @@ def certify(
         summary = read_result(path)
         certificate = certify_summary(summary, path, delta, share, width)
     found = certificate.to_json()
+    page = ""
+    if card is not None:
+        from pefll.report.certificate import model_card
+
+        page = model_card(summary, found)
     _show(found, path, as_json)
     if path.is_dir():
         certificate.write(RunFolder(path))
         say(err, f"wrote {CERTIFICATE} into {RunFolder(path).summary_file}")
     _write(found, target)
     if card is not None:
-        from pefll.report.certificate import model_card
-
         make_folder(card.parent)
-        write_whole(card, model_card(summary, found).encode())
+        write_whole(card, page.encode())
         say(err, f"wrote {card}")
     if picture is not None:
         from pefll.report.certificate import certificate_picture
@@ -199,6 +202,8 @@ def _is_model(path: Path) -> bool:
     """Return whether a path is a personal model's file, and not a folder or JSON; PefllError for other files."""
     if path.is_dir():
         return False
+    if not path.is_file():  # reading a pipe might never end
+        raise PefllError(f"{path} is a pipe or a device, not a file; name a file", code="PEFLL-G150")
     try:
         with path.open("rb") as file:
             head = file.read(64)

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from rich.console import Console
+from rich.segment import Segment
+
+from pefll.core.wording import harmless
 
 INTERRUPTED = 130  # the exit code after Ctrl-C; typer uses it too
 
-out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+class _Harmless(Console):
+    """A console that prints texts without control characters; its own colours and bars stay."""
+
+    def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
+        """Yield the segments of something printable. Names in it may come from a stranger's file."""
+        for one in super().render(*args, **options):
+            yield one if one.control else one._replace(text=harmless(one.text))
+
+
+out, err = _Harmless(soft_wrap=True), _Harmless(stderr=True, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from pefll.runs.record import GROUPS, MEASURES, figure_text, figures_in, is_share
@@ -26,10 +27,15 @@ def accuracy_table(
         classifies = not known or "per_sample" in known
         more = (name for name in known if name not in (*MEASURES, "loss"))
         measures = (*MEASURES, *more) if classifies else tuple(known)
-    table = Table("clients", *(measure.replace("_", " ") for measure in measures), title=title, title_justify="left")
+    table = Table(
+        "clients",
+        *(escape(measure.replace("_", " ")) for measure in measures),
+        title=escape(title),
+        title_justify="left",
+    )
     for name, values in groups.items():
         cells = ("—" if values is None else figure_text(values, measure, shares) for measure in measures)
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *cells)
     return table
 
 
@@ -51,7 +57,7 @@ def seeds_table(summaries: list[dict[str, Any]]) -> Table:
     def text(values: list[float]) -> str:
         return mean_std_text(values, share) + ("%" if values and share else "")
 
-    table = Table("seed", "best round", *GROUPS, title=f"Test {what} at the best round", title_justify="left")
+    table = Table("seed", "best round", *GROUPS, title=f"Test {escape(what)} at the best round", title_justify="left")
     columns: dict[str, list[float]] = {group: [] for group in GROUPS}
     for one in summaries:
         cells = []

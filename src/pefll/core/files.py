@@ -31,6 +31,8 @@ _DEVICES = re.compile(
 _INVISIBLE = ("Cc", "Cf", "Zl", "Zp")
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 _HASHED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
+# Bytes of a JSON file that are read, if no other limit is given: enough for the models of a million clients.
+MOST_JSON = 1 << 28
 _LONGEST = 200  # bytes of a name; file systems allow 255, but suffixes are added
 _SPACE = "free some space"
 _REMEDIES = {errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE, errno.EFBIG: "raise the limit that `ulimit -f` shows"}
@@ -284,10 +286,10 @@ def read_limited(path: Path, most: int) -> bytes:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
-def read_json(path: Path, most: int | None = None) -> Any:
+def read_json(path: Path, most: int = MOST_JSON) -> Any:
     """Return the content of a JSON file; PefllError if it is missing, damaged, or longer than `most` bytes."""
     try:
-        return parse_json(path.read_bytes() if most is None else read_limited(path, most))
+        return parse_json(read_limited(path, most))
     except FileNotFoundError as error:
         raise PefllError(f"there is no {path}", code="PEFLL-A104") from error
     except (OSError, ValueError) as error:

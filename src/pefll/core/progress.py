@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from pefll.core.wording import harmless
+
 LINE_SECONDS, QUIET_SECONDS = 10.0, 2.0
 
 
 def say(console: Console, sentence: str) -> None:
-    """Print a sentence in one line, so that users can copy it. Brackets in it are not markup."""
+    """Print a sentence in one line, so that users can copy it. It has no markup and no controls."""
     try:
-        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        console.print(harmless(sentence), highlight=False, markup=False, soft_wrap=True)
     except OSError:
         if console.file is sys.stdout:  # standard output has the results, which must not get lost
             raise

@@ -42,6 +42,29 @@ def argument(name: str, value: object = None, *, option: str = "") -> str:
     return either(option if value is True else f"{option} {shlex.quote(str(value))}", f"{name}={value!r}")
 
 
+# Characters that a terminal acts on instead of showing them: C0 but the line end, DEL, C1, and marks that change the
+# direction of the text around them.
+_UNSHOWN = dict.fromkeys([*range(10), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+_UNSHOWN |= {ord("\t"): " ", **dict.fromkeys(range(0xD800, 0xE000), "\ufffd")}
+
+
+def harmless(text: str) -> str:
+    """Return a text without characters that change a terminal, and valid in UTF-8; line ends and accents stay.
+
+    Names in files may come from a stranger.
+    """
+    return text if text.isascii() and text.isprintable() else text.translate(_UNSHOWN)
+
+
+def all_harmless(value: Any) -> Any:
+    """Return a JSON value in which all texts are `harmless`."""
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, dict):
+        return {harmless(key): all_harmless(each) for key, each in value.items()}
+    return [all_harmless(each) for each in value] if isinstance(value, list) else value
+
+
 def counted(number: int, thing: str) -> str:
     """Return a number with its noun, for example `"1 client"`, `"2,000 clients"` or `"2 classes"`."""
     if number == 1:

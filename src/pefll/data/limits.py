@@ -25,6 +25,11 @@ def check_growth(what: str, stored: int, needed: int) -> None:
             f"allowed; if you trust the file, set the environment variable {VARIABLE}={_gigabytes(needed)}",
             code="PEFLL-L002",
         )
+    check_fits(what, needed)
+
+
+def check_fits(what: str, needed: int) -> None:
+    """Raise PefllError if `needed` bytes are more than the memory that is left."""
     available = available_memory()
     if available is not None and needed > available:
         raise PefllError(

@@ -14,10 +14,12 @@ import numpy as np
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
 from pefll.data.column_plan import CLIP, ColumnPlan, column_plan_of
+from pefll.data.limits import check_fits
 from pefll.data.raw_columns import BOOLEAN, DECIMAL_COMMA, NUMBER, Array, BadCell, RawColumn, read_column, refuse_cell
 
 # Limits of a plan in a file, which may come from a stranger.
 _MOST_COLUMNS, _MOST_INPUTS = 100_000, 1 << 20
+_INPUT = 4  # bytes
 
 
 class Encoded(np.ndarray[Any, Any]):
@@ -46,6 +48,15 @@ class TablePlan:
         return tuple(each.name for each in self.used)
 
     @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return sum(len(each.input_names) for each in self.used)
+
+    def _check_fits(self, name: str, rows: int) -> None:
+        """Raise PefllError if the inputs of a table do not fit into memory: a category of one byte has 32 inputs."""
+        check_fits(f"{name}, as {rows:,} rows of {self.width:,} inputs,", 2 * rows * self.width * _INPUT)
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """The name of each input; all are different."""
         found: dict[str, None] = {}
@@ -57,7 +68,8 @@ class TablePlan:
 
     def inputs(self, raw: Sequence[RawColumn], x: Array) -> Array:
         """Return the inputs float32 [N, inputs] of raw values x, float64 [N, columns]."""
-        whole = np.empty((len(x), sum(len(each.input_names) for each in self.used)), dtype=np.float32)
+        self._check_fits("the table", len(x))
+        whole = np.empty((len(x), self.width), dtype=np.float32)
         start = 0
         for place, (plan, column) in enumerate(zip(self.columns, raw, strict=True)):
             if not plan.left_out:
@@ -71,6 +83,7 @@ class TablePlan:
 
         Infinite values give NaN. `bad` is called for each cell that cannot be read, see `read_column`.
         """
+        self._check_fits(name, max((len(columns[plan.name]) for plan in self.used), default=0))
         parts = []
         for plan in self.used:
             column, values = read_column(columns[plan.name], plan.name, name, plan.kind, bad)
@@ -135,8 +148,7 @@ class TablePlan:
         if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_COLUMNS:
             raise ValueError("its table has no list of columns")
         plan = cls(tuple(map(column_plan_of, rows)))
-        width = sum(len(each.input_names) for each in plan.used)
-        if len(set(plan.names)) < len(plan.used) or not 1 <= width <= _MOST_INPUTS:
+        if len(set(plan.names)) < len(plan.used) or not 1 <= plan.width <= _MOST_INPUTS:
             raise ValueError("its table has columns of the same name, or its number of inputs is out of range")
         return plan
 
@@ -146,6 +158,6 @@ def plan_of(content: Any, input_shape: Sequence[int]) -> TablePlan | None:
     if content is None:
         return None
     plan = TablePlan.from_json(content)
-    if list(input_shape) != [sum(len(each.input_names) for each in plan.used)]:
+    if list(input_shape) != [plan.width]:
         raise ValueError("its table has another number of inputs than its model")
     return plan

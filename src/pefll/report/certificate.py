@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted
+from pefll.report.markup import code, markdown
 from pefll.report.plots import FAINT, INK, LINES, UNSEEN, drawing
 from pefll.runs.record import figure_text, figures_in, metric_word
 
@@ -62,30 +63,51 @@ def print_certificate(certificate: Json, console: Console, title: str = "") -> N
 
 
 def model_card(summary: Json, certificate: Json) -> str:
-    """Return a short Markdown model card: what was trained on what, test figures, guarantees, assumptions."""
-    run = certificate["run"]
+    """Return a short Markdown model card: what was trained on what, test figures, guarantees, assumptions.
+
+    PefllError if the summary, which may come from a stranger, makes no sense.
+    """
+    try:
+        about = _about_training(summary, certificate["run"])
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise PefllError(
+            f"the model card cannot be written: the run's summary is damaged ({error!r}); train the run again",
+            code="PEFLL-G149",
+        ) from error
+    lines = [*about, "", "## Guarantees for new clients", "", certificate_markdown(certificate), "## Assumptions", ""]
+    lines += [f"- {markdown(line)}" for line in _assumptions(certificate)]
+    lines += ["", "## Notes", "", *(f"- {markdown(line)}" for line in certificate["notes"]), ""]
+    return "\n".join(lines)
+
+
+def _about_training(summary: Json, run: Json) -> list[str]:
+    """Return the lines of a model card about a run; names in them have no effect as Markdown."""
+
+    def text(values: Json, name: str, otherwise: str) -> str:
+        value = values.get(name)
+        return otherwise if value in (None, "") else markdown(str(value))
+
     lines = [
-        f"# {run.get('method', 'A model')} on {run.get('dataset', 'clients of a federation')}",
+        f"# {text(run, 'method', 'A model')} on {text(run, 'dataset', 'clients of a federation')}",
         "",
         "A personal model for each client, also for clients that training never saw.",
         "",
-        f"- Method: {run.get('method', 'unknown')}, seed {run.get('seed')}, model {summary.get('model') or 'its own'}",
-        f"- Data: {run.get('dataset', 'unknown')}, partition {run.get('partition') or 'of its own'}, "
-        f"{counted(run.get('num_seen', 0), 'seen client')}, {counted(run.get('num_unseen', 0), 'unseen client')}",
-        f"- Training: {summary.get('rounds', '?')} rounds, best round {run.get('best_round', '?')}",
+        f"- Method: {text(run, 'method', 'unknown')}, seed {text(run, 'seed', 'unknown')}, "
+        f"model {text(summary, 'model', 'its own')}",
+        f"- Data: {text(run, 'dataset', 'unknown')}, partition {text(run, 'partition', 'of its own')}, "
+        f"{counted(int(run.get('num_seen', 0)), 'seen client')}, "
+        f"{counted(int(run.get('num_unseen', 0)), 'unseen client')}",
+        f"- Training: {text(summary, 'rounds', '?')} rounds, best round {text(run, 'best_round', '?')}",
     ]
     if summary.get("command"):
-        lines.append(f"- Command: `{summary['command']}`")
+        lines.append(f"- Command: {code(str(summary['command']))}")
     if best := figures_in(summary).get("best"):
         lines += ["", "## Test figures at the best round", ""]
         for group, figures in best.items():
             if figures:
                 texts = (f"{metric_word(name)} {figure_text(figures, name)}" for name in list(figures)[:4])
-                lines.append(f"- {group} clients: {', '.join(texts)}")
-    lines += ["", "## Guarantees for new clients", "", certificate_markdown(certificate), "## Assumptions", ""]
-    lines += [f"- {line}" for line in _assumptions(certificate)]
-    lines += ["", "## Notes", "", *(f"- {line}" for line in certificate["notes"]), ""]
-    return "\n".join(lines)
+                lines.append(f"- {markdown(group)} clients: {markdown(', '.join(texts))}")
+    return lines
 
 
 def certificate_markdown(certificate: Json) -> str:
@@ -94,7 +116,7 @@ def certificate_markdown(certificate: Json) -> str:
     for row in certificate["statements"]:
         measured, confidence = share_text(row["measured"]), f"{round(100 * row['confidence'], 6):g}%"
         cells = (row["title"], _marked(row), measured, confidence, row["promise"])
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+        lines.append(f"| {' | '.join(markdown(cell) for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 

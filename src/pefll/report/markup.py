@@ -29,6 +29,13 @@ def markdown(text: str) -> str:
     return re.sub(r"([\\|*_<>\[\]`~&$])", r"\\\1", _on_one_line(text))
 
 
+def code(text: str) -> str:
+    """Return a text on one line as code in Markdown, whatever backticks it has."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    mark, space = "`" * (longest + 1), " " if "`" in text else ""
+    return f"{mark}{space}{_on_one_line(text)}{space}{mark}"
+
+
 def latex(text: str) -> str:
     """Return a text on one line as LaTeX."""
     return _on_one_line(text).translate(_LATEX)

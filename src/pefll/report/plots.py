@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,10 +52,13 @@ MOST_LETTERS = 160  # in one line across the picture
 MOST_BESIDE = 24  # letters of a name beside the end of its line; names that are longer, or lists, are in the legend
 _STYLES: dict[str, Any] = {"seen": "-", "unseen": (0, (3.2, 1.8))}  # line styles
 
+# matplotlib has one style for all threads, and threads that draw at once would leave theirs behind.
+_DRAWING = threading.RLock()
 _STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), "#b0b0b0"),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    "text.parse_math": False,  # a name may have dollar signs
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
@@ -184,7 +188,7 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
     installed = set(font_manager.get_font_names())
     fonts = {"font.family": "sans-serif", "font.sans-serif": [name for name in wanted if name in installed]}
     style: Any = _STYLE | fonts
-    with matplotlib.rc_context(style):
+    with _DRAWING, matplotlib.rc_context(style):
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         yield figure

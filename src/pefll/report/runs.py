@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import counted
+from pefll.core.wording import all_harmless, counted, harmless
 from pefll.runs.config import OF_TABLES, Config, read_settings
 from pefll.runs.fingerprints import differing_part
 from pefll.runs.record import GROUPS, RunFolder, figures_in, is_error, is_share
 
 Array = npt.NDArray[Any]
 
+_LARGEST = sys.float_info.max
 MISSING = "—"  # stands for a value that a run does not have
 
 # These settings and the seed decide the partition.
@@ -40,7 +42,7 @@ class StoredRun:
     @property
     def name(self) -> str:
         """The folder's name."""
-        return self.folder.path.resolve().name
+        return harmless(self.folder.path.resolve().name)
 
     @property
     def finished(self) -> bool:
@@ -122,7 +124,7 @@ class StoredRun:
 
 def number(value: Any) -> float | None:
     """Return a finite number as a float, and None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST <= value <= _LARGEST:
         return None
     return float(value)
 
@@ -131,7 +133,9 @@ def read_run(folder: RunFolder) -> StoredRun:
     """Return the content of a run folder; PefllError if it is no run folder or is damaged."""
     folder.check_is_run()
     config = read_settings(folder.config_file, folder.trained_with())
-    run = StoredRun(folder, config, _read_history(folder), folder.summary())
+    # Only for people: the checks above were made with the texts as they are.
+    texts = {"config": config, "history": _read_history(folder), "summary": folder.summary()}
+    run = StoredRun(folder, **all_harmless(texts))
     folder.check_other_files()
     return run
 

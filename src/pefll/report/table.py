@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -55,13 +56,14 @@ def runs_table(runs: Sequence[StoredRun]) -> Table:
         "masked: a client never predicts a class that is not in its training labels;\n"
         "worst tenth: the mean over the tenth of the clients with the lowest accuracy"
         if other == "masked"
-        else f"per client: the mean over clients of {runs[0].metric};\nworst tenth: over the worst tenth of them"
+        else f"per client: the mean over clients of {escape(runs[0].metric)};\n"
+        "worst tenth: over the worst tenth of them"
     )
     if not all(run.finished for run in runs):
         latest = "validation accuracy" if other == "masked" else "validation metric"
         table.caption += f"\n* not finished: {latest} at the latest evaluation"
     if undefined := _undefined(runs):
-        table.caption += f"\n{undefined}"
+        table.caption += f"\n{escape(undefined)}"
     table.caption_justify = "left"
     return table
 
@@ -173,7 +175,7 @@ def grouped_table(runs: Sequence[StoredRun]) -> Table | None:
         lines = ["\n".join(cell) for cell in (list(shown), *cells)]
         _add_row(table, Folded(group.label), str(len(group.runs)), *lines)
     if undefined := _undefined(every):
-        notes.append(undefined)
+        notes.append(escape(undefined))
     table.caption = "\n".join(notes) or None
     table.caption_justify = "left"
     return table
@@ -206,7 +208,12 @@ def metric_text(value: float | None, per_cent: bool) -> str:
 def new_table(title: str) -> Table:
     """Return an empty table in this package's style."""
     return Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+        title=escape(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
     )
 
 

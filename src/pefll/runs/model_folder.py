@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pefll.core.errors import PefllError
 from pefll.core.files import read_json, safe_file_name
@@ -42,6 +42,32 @@ def read_index(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def files_of(folder: Path) -> dict[str, Path]:
+class ModelFile(NamedTuple):
+    """The file of a client's model in a folder.
+
+    Attributes:
+        path: the file.
+        made_from: `ModelSpec.made_from` of the model that was written there; None if models.json does not say it.
+    """
+
+    path: Path
+    made_from: str | None
+
+    def check_is(self, found: str | None) -> None:
+        """Raise PefllError if the file has the model of another client: `found` is its `made_from`."""
+        if self.made_from is not None and found is not None and found != self.made_from:
+            raise PefllError(
+                f"{self.path} is not the model that {INDEX} names: it is of another client, or was made again from "
+                "other samples or by another run; run `pefll personalize --each --force` again",
+                code="PEFLL-M057",
+            )
+
+
+def files_of(folder: Path) -> dict[str, ModelFile]:
     """Return the file of each client's model in a folder, by the client's name as a text."""
-    return {str(row["user"]): folder / row["file"] for row in read_index(folder)["models"]}
+    rows = read_index(folder)["models"]
+    return {str(row["user"]): ModelFile(folder / row["file"], _text(row.get("made_from"))) for row in rows}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

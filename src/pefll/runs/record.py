@@ -29,7 +29,7 @@ from pefll.core.files import (
     write_whole,
 )
 from pefll.core.warning import warn
-from pefll.core.wording import counted, either, first_few
+from pefll.core.wording import all_harmless, counted, either, first_few
 from pefll.runs import manifest
 from pefll.runs.checksums import CHECK, Rows, checked_line, digest, last_check, read_first_line, read_rows
 from pefll.runs.config import MOST_BYTES as MOST_SETTINGS
@@ -108,7 +108,8 @@ class RunFolder:
         rows = content.get("columns") if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise PefllError(f"{self.columns_file} is damaged: it has no list of columns; remove it", "PEFLL-R581")
-        return rows
+        found: list[dict[str, Any]] = all_harmless(rows)
+        return found
 
     @property
     def earlier_summary_file(self) -> Path:

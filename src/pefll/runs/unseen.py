@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pefll.core.errors import PefllError
 from pefll.core.files import read_json
-from pefll.core.wording import argument, counted
+from pefll.core.wording import all_harmless, argument, counted
 from pefll.runs.record import ERRORS, MOST_SUMMARY, SHARES, metric_word
 
 
@@ -120,7 +120,7 @@ def _of_metrics(metrics: Mapping[str, Any], where: object) -> UnseenFigures:
 
 def read_result(path: Path) -> dict[str, Any]:
     """Return the content of a committed result file; PefllError if it is something else."""
-    content = read_json(path, MOST_SUMMARY)
+    content = all_harmless(read_json(path, MOST_SUMMARY))
     if not isinstance(content, dict) or "method" not in content or "num_unseen" not in content:
         raise PefllError(
             f"{path} is not the result of a run; name a run folder, a file that `pefll results add` wrote, or a "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import argument, counted, first_few
+from pefll.core.wording import all_harmless, argument, counted, first_few
 from pefll.guarantees import held_out
 from pefll.guarantees.binomial import least_samples
 from pefll.guarantees.held_out import at_least, percent
@@ -474,4 +474,5 @@ def finished_summary(folder: RunFolder) -> dict[str, Any]:
     summary = folder.summary()
     if summary is None:
         raise _unfinished(folder)
-    return summary
+    found: dict[str, Any] = all_harmless(summary)
+    return found

@@ -77,7 +77,15 @@ def write_each(
                         PersonalModel(model.network, spec, model.task).save(path, overwrite=force)
                         made.append(one.client)
                     size = path.stat().st_size
-                    index.append({"user": one.client, "file": path.name, "samples": len(one.x), "bytes": size})
+                    index.append(
+                        {
+                            "user": one.client,
+                            "file": path.name,
+                            "samples": len(one.x),
+                            "bytes": size,
+                            "made_from": source,
+                        }
+                    )
                 except PefllError as error:
                     if error.code == DISK_ERROR:  # every further client would have it, too
                         raise

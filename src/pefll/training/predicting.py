@@ -27,7 +27,7 @@ from pefll.data.table_files import read_frame
 from pefll.data.table_plan import encoded, plan_of
 from pefll.data.user_files import LABEL, kind_of_file
 from pefll.models.spec import ModelSpec
-from pefll.runs.model_folder import files_of
+from pefll.runs.model_folder import ModelFile, files_of
 from pefll.runs.modelfile import read_header
 from pefll.runs.personal import PersonalModel, metrics_of, predicted_with_probabilities
 from pefll.tasks import Task
@@ -140,7 +140,9 @@ def predictions_each(
     with monitor(console, "predicting", len(names)) as watch:
         for done, (number, mine) in enumerate(rows_by_client(owner, len(names)), start=1):
             try:
-                one = PersonalModel.load(_file_of(names[number], files, folder), None, architecture, task)
+                file = _file_of(names[number], files, folder)
+                one = PersonalModel.load(file.path, None, architecture, task)
+                file.check_is(one.spec.made_from)
                 model = model or one
                 _check_same_labels(one.spec, model.spec)
                 outputs.append(one.outputs(source.samples(one.spec, mine)))
@@ -175,6 +177,7 @@ def predictions_each(
 
 
 MISSING_COLUMN = "PEFLL-M030"
+_MOST_PLANS = 2  # plans of tables whose encoded rows are kept
 
 
 class _Source:
@@ -211,22 +214,24 @@ class _Source:
             else:
                 assert self._path is not None
                 rows = read_rows(self._path, columns, tokens=spec.tokens)
+            while len(self._read) >= _MOST_PLANS:  # models of one run have one plan; others must not fill the memory
+                self._read.pop(next(iter(self._read)))
             self._read[key] = rows, faults
         return self._read[key]
 
 
-def _first_spec(folder: Path, files: Mapping[str, Path]) -> ModelSpec:
+def _first_spec(folder: Path, files: Mapping[str, ModelFile]) -> ModelSpec:
     """Return the spec of the first readable model, whose run names the columns."""
     error = PefllError(f"{folder} has no models; make them with `pefll personalize --each`", code="PEFLL-M045")
-    for path in files.values():
+    for file in files.values():
         try:
-            return read_header(path).spec
+            return read_header(file.path).spec
         except PefllError as problem:
             error = problem
     raise error
 
 
-def _file_of(client: Name, files: Mapping[str, Path], folder: Path) -> Path:
+def _file_of(client: Name, files: Mapping[str, ModelFile], folder: Path) -> ModelFile:
     if str(client) not in files:
         raise PefllError(
             f"{folder} has no model of this client; make one with `pefll personalize --each`", code="PEFLL-M046"
