@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -144,6 +145,19 @@ def test_the_recorded_command_has_what_is_not_the_default():
     assert command_of(plain) == "python -m benchmarks.certificate_validity --worlds 7 --seed 1"
     plain.delta, plain.only = 0.1, ["held-out"]
     assert command_of(plain).endswith("--worlds 7 --seed 1 --delta 0.1 --only held-out")
+
+
+def test_the_page_has_the_counts_of_the_results():
+    page = (ROOT / "docs" / "theory-convergence.md").read_text()
+    record = json.loads((ROOT / "results" / "certificate_validity.json").read_text())
+    assert record["command"].endswith("--worlds 1000 --seed 0")
+    found = {one["name"]: one for one in record["certificates"]}
+    rows = re.findall(r"^\| [^|]*\(`([a-z0-9.-]+)`\) \| (.*) \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 11
+    for name, cells in rows:
+        one = found[name]
+        assert cells == f"{one['worlds']:,} | {one['violated']} | {one['upper']:.3f} | {one['median']:.3f}", name
+    assert all(one["upper"] <= record["delta"] for one in found.values())
 
 
 def children_of(process):
