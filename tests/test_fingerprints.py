@@ -139,5 +139,6 @@ def test_numbers_are_compared_up_to_rounding():
     assert differing_part(one, {"model": [3, 1.01, None]}) == "model"
     assert differing_part(one, {"model": [3, 1.0, 0.0]}) == "model"
     assert differing_part(one, {"model": [3, 1.0]}) == "model"
+    assert differing_part(one, {"model": [10**400, 1.0, None]}) == "model"
     assert differing_part(one, {"lr_schedule": "cd"}) == "lr_schedule"
     assert differing_part(one, {"task": [1.0]}) == differing_part(one, None) == ""

@@ -143,3 +143,9 @@ def test_several_jobs_are_lines_of_one_display(monkeypatch):
         assert ("7/10" in text.replace(" ", "")) == terminal  # a line is printed only at the end or now and then
     with display(None) as screen, screen.line("seed 0", 3) as silent:
         silent.at(3)
+
+
+def test_a_sentence_with_escape_codes_is_shown_without_them():
+    screen = io.StringIO()
+    progress.say(Console(file=screen), "client \x1b[2J[bold]ann\x9b1m")
+    assert screen.getvalue() == "client [2J[bold]ann1m\n"

@@ -129,3 +129,9 @@ def test_an_output_that_is_full_is_one_sentence(verb):
 def test_an_output_that_is_closed_is_no_accident():
     ended = subprocess.run(f"{sys.executable} -m pefll --version >&-", shell=True, stderr=subprocess.PIPE, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_path_with_escape_codes_does_not_change_the_terminal(refused):
+    said = refused("show", "runs/\x1b[2J\x1b]0;x\x07")
+    assert "runs/[2J]0;x is not a run folder" in said
+    assert "\x1b" not in said

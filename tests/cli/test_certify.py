@@ -309,7 +309,12 @@ def test_a_result_shows_the_bounds_that_reproduce_certificates_stored(pefll, ref
     alone = json.loads(pefll("certify", path, "--json").out)["certificate"]
     assert [row["name"] for row in alone["statements"]] == ["query"]
     refused("certify", path, "--delta", "0.1", match=r"no unseen client.*made for δ = 0\.05.*--delta 0\.05.*G128")
-    for damage in ({"delta": None}, {"statements": [{"name": "x"}]}, {"statements": [STORED.row() | {"bound": "x"}]}):
+    for damage in (
+        {"delta": None},
+        {"delta": 10**400},
+        {"statements": [{"name": "x"}]},
+        {"statements": [STORED.row() | {"bound": "x"}]},
+    ):
         write_json(path, stored(**damage))
         refused("certify", path, match="r.json is damaged: its bounds over training.*G127")
 

@@ -271,7 +271,7 @@ def _stored_statements(summary: Mapping[str, Any], where: object, delta: float) 
     try:
         made_for, found = float(stored["delta"]), [Statement.from_row(row) for row in stored["statements"]]
         last = int(stored["points"][-1]["round"]) if stored["points"] else None
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise PefllError(
             f"{where} is damaged: its bounds over training make no sense ({error!r}); make it again with `pefll "
             "reproduce certificates`",
