@@ -12,6 +12,7 @@ import pefll
 from pefll.core import plugins
 from pefll.core.errors import PefllError
 from tests.federations import ragged
+from tests.tasks.labels import with_numbers
 
 CODE = """
 import pefll
@@ -104,7 +105,7 @@ def test_a_loss_that_reads_a_value_is_refused_before_training(mine, tmp_path):
 
 def test_a_metric_that_reads_a_value_is_refused_before_training():
     metric = pefll.Metric("m", lambda scores, y: scores[:, 0] if scores.sum() > 0 else scores[:, 1])
-    with pytest.raises(PefllError, match=r"a metric of the task Classification.*PEFLL-E640"):
+    with pytest.raises(PefllError, match=r"the metric 'm' over clients.*PEFLL-E640"):
         pefll.fit(ragged(), "fedavg", task=pefll.Classification(extra=[metric]), engine="vector", **QUICK)
 
 
@@ -113,6 +114,22 @@ def test_a_metric_that_returns_a_mean_is_named(kind):
     metric = pefll.Metric("mistakes", lambda output, y: (output.sum() - y.sum()).abs())
     with pytest.raises(PefllError, match=r"metric 'mistakes' returned .*one number per sample.*PEFLL-S640"):
         pefll.fit(ragged(), "fedavg", task=kind(extra=[metric]), **QUICK)
+
+
+def test_a_subclass_of_regression_gets_the_labels_that_extra_gets():
+    """It got [b, 1], so that output[:, 0] - y compared each sample with all others."""
+    near = pefll.Metric("near", lambda output, y: (output[:, 0] - y).abs() < 5, bounds=(0, 1))
+
+    class Near(pefll.Regression):
+        @property
+        def measured(self):
+            return (near, *super().measured)
+
+    data, found = with_numbers(1, clients=4, seen=3), []
+    for task in (Near(), pefll.Regression(extra=[near])):
+        found.append(pefll.fit(data, "fedavg", task=task, **QUICK).evaluate().seen._asdict())
+    shared = ("near", "rmse", "mae", "r2", "loss")
+    assert [found[0][name] for name in shared] == [found[1][name] for name in shared]
 
 
 def test_errors_name_the_function_of_a_loss():

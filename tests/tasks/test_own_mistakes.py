@@ -64,6 +64,8 @@ def distance(output, y):
 
 METRIC = pefll.Metric("m", distance)
 INFINITE = pefll.Metric("ratio", lambda output, y: (output[:, 0] - y).abs() / (0 * y))
+PAIRS = pefll.Metric("pairs", lambda output, y: (output - y).abs())
+BUG = pefll.Metric("m", bug)
 NO_FIGURE = pefll.Metric("odds", distance, figure=lambda total, samples: math.inf)
 MISTAKES: list[tuple[str, Any, str]] = [
     ("outputs", "1", r"attribute outputs of the task Mine is '1'; it must be the number of .*S662"),
@@ -98,7 +100,9 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("metrics", lambda self, sums: {"a": math.nan}, r"metric 'a' of the task Mine is nan for ordinary .*S665"),
     ("metrics", lambda self, sums: {"a": 1.0, "b": math.inf}, r"metric 'b' of the task Mine is inf for ordinary.*S665"),
     ("metrics", lambda self, sums: {"a": 1} if sums.samples > 1 else {"b": 1}, r"names a for some .* and b for.*S667"),
-    ("measure", bug, r"measure of the task Mine, or a metric, failed.*my bug.*S526"),
+    ("measure", bug, r"measure of the task Mine failed.*my bug.*S526"),
+    ("measured", (BUG,), r"the metric 'm' of the task Mine failed for a batch: ValueError in .*my bug.*S526"),
+    ("measured", (PAIRS,), r"metric 'pairs' of the task Mine returned \[3, 3\] for 3 .*\[5, 5\] for 5; .*S641"),
     ("loss", lambda self, y, output: y - output[:, 0], r"failed for outputs \[(\d+), 1\] and labels \[\1\].*S522"),
     ("loss", lambda self, output, y: 1.0, r"loss of the task Mine returned 1\.0 .*compute it in torch .*S523"),
     ("loss", lambda self, output, y: distance(output, y).mean(), r"loss of the task Mine returned \[\].*average.*S523"),

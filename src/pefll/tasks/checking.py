@@ -22,6 +22,7 @@ from pefll.tasks.own import ask, check_predicted, check_values, is_own, lacks, m
 from pefll.tasks.sums import (
     Layout,
     check_same_names,
+    check_widths,
     explained_sums,
     figures_of,
     given_figures,
@@ -132,6 +133,7 @@ def _shape_advice(loss: Any, samples: int) -> str:
 def check_figures(task: Task, federation: Federation) -> None:
     """Raise PefllError if a task's sums are no sums, or if its metrics of them have no names or are no numbers."""
     layout = layout_of(task, federation.y, federation.classes)
+    check_widths(task, federation.y, federation.classes)
     rows = [np.ones(layout.width)]
     if len(federation.rows):
         y = _labels(task, federation)

@@ -36,8 +36,8 @@ class Metric:
 
     Attributes:
         name: its name in history, tables and summary.json.
-        values: maps outputs [b, outputs] and labels [b, ...] to what is summed, [b] or [b, n]. A regression gives
-            outputs in the unit of the labels.
+        values: maps outputs [b, outputs] and labels, [b] or [b, k], to what is summed, [b] or [b, n]. A regression
+            gives outputs in the unit of the labels.
         figure: maps the sums [] or [n] over all samples, and the number of samples, to the figure; by default the mean,
             also over the n values of a sample.
         smaller_is_better: whether it is an error.
@@ -59,7 +59,11 @@ class Metric:
 
 def summed(metric: Metric, output: Tensor, y: Tensor, batch: Batch) -> Tensor:
     """Return the sum [] or [n] of a metric's values over a batch; PefllError if they are not one row per sample."""
-    values: Any = metric.values(output, y)
+    try:
+        values: Any = metric.values(output, y)
+    except Exception as error:  # a user's code may raise anything
+        error.add_note(f"{_NOTE}{metric.name!r}")
+        raise
     if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != len(output):
         found = list(values.shape) if isinstance(values, Tensor) else shown(values)
         raise PefllError(
@@ -68,6 +72,14 @@ def summed(metric: Metric, output: Tensor, y: Tensor, batch: Batch) -> Tensor:
             code="PEFLL-S640",
         )
     return batch.sum(values.to(output.dtype))
+
+
+_NOTE = "the metric "
+
+
+def metric_behind(error: BaseException) -> str:
+    """Return the metric whose `values` raised an error, as `"the metric 'm'"`; "" if no metric did."""
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)), "")
 
 
 def check_metrics(metrics: Sequence[Any], taken: Sequence[str] = ()) -> None:
@@ -224,17 +236,17 @@ def set_auc(columns: int, threshold: float) -> Metric:
     )
 
 
-# Regression: outputs and labels are numbers [b, k] in the same unit.
+# Regression: outputs [b, k] and labels, [b] or [b, k], are numbers in the same unit.
 
 
 def mae(output: Tensor, y: Tensor) -> Tensor:
     """Return the absolute errors, averaged over columns, [b]."""
-    return (output - y).abs().mean(dim=1)
+    return (output - y.reshape(len(y), -1)).abs().mean(dim=1)
 
 
 def squares(output: Tensor, y: Tensor) -> Tensor:
     """Return the squared errors, averaged over columns, [b]."""
-    return (output - y).square().mean(dim=1)
+    return (output - y.reshape(len(y), -1)).square().mean(dim=1)
 
 
 def of_r2(output: Tensor, y: Tensor) -> Tensor:
