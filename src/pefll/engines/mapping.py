@@ -123,8 +123,8 @@ def check_task_mapped(task: Task, federation: Federation) -> None:
             one_hot = "write one_hot(y, k) as (y[:, None] == torch.arange(k)).float()"
             advice = one_hot if what.startswith("encode") else "choose between values with torch.where"
             raise PefllError(
-                f"the vector engine cannot map {metric_behind(error) or what} over clients, because {_short_reason(error)} ({place}); "
-                f"{advice}, or use {argument('engine', 'serial')}",
+                f"the vector engine cannot map {metric_behind(error) or what} over clients, because "
+                f"{_short_reason(error)} ({place}); {advice}, or use {argument('engine', 'serial')}",
                 code="PEFLL-E640",
             ) from error
 
