@@ -41,7 +41,7 @@ class Metric:
         figure: maps the sums [] or [n] over all samples, and the number of samples, to the figure; by default the mean,
             also over the n values of a sample.
         smaller_is_better: whether it is an error.
-        bounds: smallest and largest of `values`; messages of clients with other sums are refused. None for no bounds.
+        bounds: smallest and largest of `values`; sums that such values cannot have are refused. None for no bounds.
             The mean of values from 0 to 1 is a share, which tables and figures show in per cent.
     """
 
@@ -89,9 +89,22 @@ def check_metrics(metrics: Sequence[Any], taken: Sequence[str] = ()) -> None:
         if not isinstance(each, Metric):
             raise PefllError(f"measured has {shown(each)}; each must be a pefll.Metric", code="PEFLL-S501")
         check_name(each.name)
+        if each.bounds is not None and not _are_bounds(each.bounds):
+            raise PefllError(
+                f"the metric {each.name!r} has bounds {shown(each.bounds)}; give the smallest and the largest of its "
+                "values, such as (0, 1)",
+                code="PEFLL-S643",
+            )
         if each.name in names:
             raise PefllError(f"there are two metrics with the name {each.name!r}; rename one", code="PEFLL-S503")
         names.append(each.name)
+
+
+def _are_bounds(bounds: Any) -> bool:
+    """Return whether an object is a pair of numbers, the smaller one first."""
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        return False
+    return all(isinstance(each, int | float) for each in bounds) and bool(bounds[0] <= bounds[1])
 
 
 def check_name(name: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
@@ -180,3 +180,33 @@ def metric_not_finite(layout: Layout, row: Floats, where: str) -> PefllError:
         "example by a small constant in a denominator",
         code="PEFLL-T582",
     )
+
+
+def check_bounds(task: Task, layout: Layout, rows: Floats, where: Callable[[int], str]) -> None:
+    """Raise PefllError if a sum in rows [c, width] is outside of what a metric's `bounds` allow for so many samples.
+
+    Args:
+        task: the task; `Task.bounds` says what one sample can add to a sum.
+        layout: how its sums lie in a row; the first one is the number of samples.
+        rows: [c, width] sums.
+        where: says whose sums a row has, for the sentence.
+    """
+    bounds, samples, start = task.bounds(), rows[:, :1], 0
+    means = np.divide(rows, samples, out=np.zeros_like(rows), where=samples > 0)
+    for name, shape in zip(layout.kind._fields, layout.shapes, strict=True):
+        found = means[:, start : start + prod(shape)]
+        start += prod(shape)
+        if name not in bounds or not found.size:
+            continue
+        least, most = bounds[name]
+        slack = 1e-3 * max([1.0, *(abs(bound) for bound in (least, most) if math.isfinite(bound))])  # sums are rounded
+        outside = np.where(samples > 0, np.maximum(least - slack - found, found - most - slack), -math.inf)
+        if outside.max() > 0:
+            row, place = np.unravel_index(int(outside.argmax()), outside.shape)
+            many = samples[row, 0] > 1
+            raise PefllError(
+                f"the metric {name!r} of the task {type(task).__name__} is {found[row, place]:.6g} "
+                f"{'on average ' if many else ''}for {where(int(row))}, but its bounds are ({least:g}, {most:g}); "
+                "correct its values or its bounds",
+                code="PEFLL-S642",
+            )
