@@ -134,6 +134,32 @@ def test_a_subclass_of_regression_gets_the_labels_that_extra_gets():
         assert getattr(own, name) == getattr(extra, name), name
 
 
+class Measured(pefll.Classification):
+    """Overrides what a classification makes from `extra`."""
+
+    measured = (pefll.Metric("margin", lambda scores, y: scores.amax(dim=1)),)
+
+
+class Plain(pefll.Classification):
+    """Has an __init__ of its own, although `bind` makes a copy with the number of classes."""
+
+    def __init__(self, q=0.7):
+        super().__init__()
+        object.__setattr__(self, "q", q)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Measured, r"the task Measured has `measured` of its own.*give own metrics as extra=\[\.\.\.\] .*S644"),
+        (Plain, r"bind of the task Plain failed: .*'classes'.*; make Plain a frozen dataclass .*S661"),
+    ],
+)
+def test_a_subclass_of_classification_is_told_what_to_do(task, words):
+    with pytest.raises(PefllError, match=words):
+        pefll.fit(ragged(), "fedavg", task=task(), **QUICK)
+
+
 def test_errors_name_the_function_of_a_loss():
     def too_short(scores, y):
         return torch.nn.functional.cross_entropy(scores, y)
