@@ -194,6 +194,37 @@ def test_a_regression_has_no_accuracy():
         run.personalize(x[:20], x[:20].sum(1)).certify(x, x.sum(1))
 
 
+def within(output, y):
+    return (output[:, 0] - y).abs() < 0.1
+
+
+class Near(pefll.Regression):
+    """Its first metric is a share of the user's own."""
+
+    @property
+    def measured(self):
+        return (pefll.Metric("within", within, bounds=(0, 1)), *super().measured)
+
+
+def test_an_own_share_that_comes_first_is_certified(tmp_path):
+    random = np.random.default_rng(0)
+    x, client = random.normal(size=(240, 3)), np.repeat(np.arange(12), 20)
+    federation = pefll.federation_from_arrays(x, x.sum(1), client, unseen=0.5)
+    settings = {"rounds": 1, "device": "cpu", "out": tmp_path / "run", "processes": 1}
+    run = pefll.fit(federation, "fedavg", task=Near(), **settings)
+    clients = [one.metrics["within"] for one in run.evaluate_clients() if not one.seen]
+    measured = pytest.approx(np.mean(clients), abs=1e-5)
+    assert 0 < np.mean(clients) < 1
+    for found in (run.certify(bounds=False), run.certify(bounds=False, federation=federation)):
+        assert found.statements[0].measured == measured
+        assert 0 < found.statements[0].bound < found.statements[0].measured
+        assert "expected within of a new client" in found.statements[0].promise
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert certify_summary(summary, "the run").statements[0].measured == measured
+    with pytest.raises(PefllError, match=r"within, which is better when smaller.*PEFLL-G129"):
+        certify_summary(summary | {"errors": ["within"]}, "the run")
+
+
 def test_files_of_other_versions_stay_readable(trained, federation):
     spec = trained[0].personalize(federation.x[:20], federation.y[:20]).spec
     content = json.loads(json.dumps(dataclasses.replace(spec, certificate=None).to_json()))

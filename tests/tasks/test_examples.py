@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import pefll
+from pefll.core import plugins
 from pefll.core.tree import leaves
+from pefll.tasks.names import task_of
 from tests.federations import ragged
 from tests.tasks.labels import SIZES, with_numbers, with_sets
 
@@ -23,6 +25,7 @@ EXAMPLES = {
     "MultiLabel": lambda: with_sets(3, clients=4, seen=3),
     "def focal": lambda: ragged(clients=4, seen=3, sizes=SIZES),
     "within_ten": lambda: with_numbers(1, clients=4, seen=3),
+    "class GCE": lambda: ragged(clients=4, seen=3, sizes=SIZES),
     "Quantile": lambda: with_numbers(1, clients=4, seen=3),
 }
 QUICK = {"rounds": 2, "eval_every": 1, "clients_per_round": 2, "local_steps": 3, "processes": 1}
@@ -67,4 +70,21 @@ def test_the_focal_loss_of_the_page_is_finite_for_sure_and_wrong_predictions():
     losses.sum().backward()
     p = scores[2].detach().softmax(dim=0)[1]
     assert losses.detach().tolist() == pytest.approx([0.0, 200.0, float(-((1 - p) ** 2) * p.log())])
+    assert torch.isfinite(scores.grad).all()
+
+
+def test_the_command_line_sets_the_parameter_of_the_loss_of_the_page(monkeypatch):
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class GCE" in code]
+    (task,) = re.findall(r"--task '(mine:GCE .*)'", PAGE)
+    module = ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    exec(code[: code.index("run =")], vars(module))
+    monkeypatch.setattr(plugins, "_allowed", {"mine:GCE"})
+    found = task_of(task)
+    assert (type(found).__name__, found.q) == ("GCE", 0.4)
+    scores = torch.tensor([[1.0, 0.0], [-200.0, 200.0]], requires_grad=True)
+    losses = found.loss(scores, torch.tensor([0, 0]))
+    losses.sum().backward()
+    p = float(torch.tensor(1.0).sigmoid())
+    assert losses.tolist() == pytest.approx([(1 - p**0.4) / 0.4, 2.5], rel=1e-2)
     assert torch.isfinite(scores.grad).all()

@@ -12,6 +12,7 @@ import pefll
 from pefll.core import plugins
 from pefll.core.errors import PefllError
 from tests.federations import ragged
+from tests.tasks.labels import with_numbers
 
 CODE = """
 import pefll
@@ -104,7 +105,7 @@ def test_a_loss_that_reads_a_value_is_refused_before_training(mine, tmp_path):
 
 def test_a_metric_that_reads_a_value_is_refused_before_training():
     metric = pefll.Metric("m", lambda scores, y: scores[:, 0] if scores.sum() > 0 else scores[:, 1])
-    with pytest.raises(PefllError, match=r"a metric of the task Classification.*PEFLL-E640"):
+    with pytest.raises(PefllError, match=r"the metric 'm' over clients.*PEFLL-E640"):
         pefll.fit(ragged(), "fedavg", task=pefll.Classification(extra=[metric]), engine="vector", **QUICK)
 
 
@@ -113,6 +114,50 @@ def test_a_metric_that_returns_a_mean_is_named(kind):
     metric = pefll.Metric("mistakes", lambda output, y: (output.sum() - y.sum()).abs())
     with pytest.raises(PefllError, match=r"metric 'mistakes' returned .*one number per sample.*PEFLL-S640"):
         pefll.fit(ragged(), "fedavg", task=kind(extra=[metric]), **QUICK)
+
+
+def test_a_subclass_of_regression_gets_the_labels_that_extra_gets():
+    """It got [b, 1], so that output[:, 0] - y compared each sample with all others."""
+    near = pefll.Metric("near", lambda output, y: (output[:, 0] - y).abs() < 5, bounds=(0, 1))
+
+    class Near(pefll.Regression):
+        @property
+        def measured(self):
+            return (near, *super().measured)
+
+    data = with_numbers(1, clients=4, seen=3)
+    own, extra = (
+        pefll.fit(data, "fedavg", task=task, **QUICK).evaluate().seen
+        for task in (Near(), pefll.Regression(extra=[near]))
+    )
+    for name in ("near", "rmse", "mae", "r2", "loss"):
+        assert getattr(own, name) == getattr(extra, name), name
+
+
+class Measured(pefll.Classification):
+    """Overrides what a classification makes from `extra`."""
+
+    measured = (pefll.Metric("margin", lambda scores, y: scores.amax(dim=1)),)
+
+
+class Plain(pefll.Classification):
+    """Has an __init__ of its own, although `bind` makes a copy with the number of classes."""
+
+    def __init__(self, q=0.7):
+        super().__init__()
+        object.__setattr__(self, "q", q)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Measured, r"the task Measured has `measured` of its own.*give own metrics as extra=\[\.\.\.\] .*S644"),
+        (Plain, r"bind of the task Plain failed: .*'classes'.*; make Plain a frozen dataclass .*S661"),
+    ],
+)
+def test_a_subclass_of_classification_is_told_what_to_do(task, words):
+    with pytest.raises(PefllError, match=words):
+        pefll.fit(ragged(), "fedavg", task=task(), **QUICK)
 
 
 def test_errors_name_the_function_of_a_loss():

@@ -64,6 +64,10 @@ def distance(output, y):
 
 METRIC = pefll.Metric("m", distance)
 INFINITE = pefll.Metric("ratio", lambda output, y: (output[:, 0] - y).abs() / (0 * y))
+PAIRS = pefll.Metric("pairs", lambda output, y: (output - y).abs())
+BUG = pefll.Metric("m", bug)
+OUTSIDE = pefll.Metric("o", distance, bounds=(0, 1))
+NO_BOUNDS = pefll.Metric("m", distance, bounds=(1, 0))
 NO_FIGURE = pefll.Metric("odds", distance, figure=lambda total, samples: math.inf)
 MISTAKES: list[tuple[str, Any, str]] = [
     ("outputs", "1", r"attribute outputs of the task Mine is '1'; it must be the number of .*S662"),
@@ -98,7 +102,11 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("metrics", lambda self, sums: {"a": math.nan}, r"metric 'a' of the task Mine is nan for ordinary .*S665"),
     ("metrics", lambda self, sums: {"a": 1.0, "b": math.inf}, r"metric 'b' of the task Mine is inf for ordinary.*S665"),
     ("metrics", lambda self, sums: {"a": 1} if sums.samples > 1 else {"b": 1}, r"names a for some .* and b for.*S667"),
-    ("measure", bug, r"measure of the task Mine, or a metric, failed.*my bug.*S526"),
+    ("measure", bug, r"measure of the task Mine failed.*my bug.*S526"),
+    ("measured", (BUG,), r"the metric 'm' of the task Mine failed for a batch: ValueError in .*my bug.*S526"),
+    ("measured", (OUTSIDE,), r"'o' of the task Mine is \d.* for ordinary .* label .* bounds are \(0, 1\); .*S642"),
+    ("measured", (NO_BOUNDS,), r"metric 'm' has bounds \(1, 0\); give the smallest and the largest.*S643"),
+    ("measured", (PAIRS,), r"metric 'pairs' of the task Mine returned \[3, 3\] for 3 .*\[5, 5\] for 5; .*S641"),
     ("loss", lambda self, y, output: y - output[:, 0], r"failed for outputs \[(\d+), 1\] and labels \[\1\].*S522"),
     ("loss", lambda self, output, y: 1.0, r"loss of the task Mine returned 1\.0 .*compute it in torch .*S523"),
     ("loss", lambda self, output, y: distance(output, y).mean(), r"loss of the task Mine returned \[\].*average.*S523"),
@@ -197,6 +205,14 @@ def test_an_infinite_metric_of_a_rare_label_is_named_although_training_is_fine(e
     loss = with_part("loss", lambda self, output, y: distance(output, y.log()))
     with pytest.raises(PefllError, match=r"or correct the loss of the task Mine, which may be infinite.*PEFLL-E012"):
         pefll.fit(federation, "fedavg", task=loss, **QUICK | {"engine": engine})
+
+
+def test_a_metric_that_leaves_its_bounds_later_ends_the_evaluation():
+    """Weights of a trained model make outputs that the check before training has not seen."""
+    size = pefll.Metric("size", lambda output, y: output[:, 0].abs(), bounds=(0, 1))
+    data = with_numbers(1, clients=4, seen=3)
+    with pytest.raises(PefllError, match=r"'size' of the task Mine is \d.* for client .* bounds are \(0, 1\); .*S642"):
+        pefll.fit(data, "fedavg", task=with_part("measured", (size,)), client_lr=0.5, **QUICK | {"local_steps": 50})
 
 
 def test_an_infinite_figure_is_recorded_as_not_defined(tmp_path):

@@ -353,7 +353,7 @@ def test_config_of_a_task():
 
 
 NEAR = pefll.Metric("near", lambda output, y: (output[:, 0] - y).abs() < 10, bounds=(0, 1))
-FAR = pefll.Metric("far", lambda output, y: (output[:, 0] - y).abs(), smaller_is_better=True, bounds=(0, 9))
+FAR = pefll.Metric("far", lambda output, y: (output[:, 0] - y).abs(), smaller_is_better=True, bounds=(0, 999))
 ROOT = pefll.Metric(
     "root", lambda output, y: (output[:, 0] - y).abs() < 10, lambda total, n: float(total), bounds=(0, 1)
 )

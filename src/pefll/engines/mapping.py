@@ -20,6 +20,7 @@ from pefll.models.check import alike, some_sample, some_weights
 from pefll.models.own import OwnEmbedding, own_networks
 from pefll.tasks import Task
 from pefll.tasks.checking import loss_of
+from pefll.tasks.metrics import metric_behind
 from pefll.tasks.own import is_own
 
 
@@ -122,8 +123,8 @@ def check_task_mapped(task: Task, federation: Federation) -> None:
             one_hot = "write one_hot(y, k) as (y[:, None] == torch.arange(k)).float()"
             advice = one_hot if what.startswith("encode") else "choose between values with torch.where"
             raise PefllError(
-                f"the vector engine cannot map {what} over clients, because {_short_reason(error)} ({place}); "
-                f"{advice}, or use {argument('engine', 'serial')}",
+                f"the vector engine cannot map {metric_behind(error) or what} over clients, because "
+                f"{_short_reason(error)} ({place}); {advice}, or use {argument('engine', 'serial')}",
                 code="PEFLL-E640",
             ) from error
 

@@ -101,11 +101,12 @@ def _about_training(summary: Json, run: Json) -> list[str]:
     ]
     if summary.get("command"):
         lines.append(f"- Command: {code(str(summary['command']))}")
+    shares = given if isinstance(given := summary.get("shares"), list) else ()
     if best := figures_in(summary).get("best"):
         lines += ["", "## Test figures at the best round", ""]
         for group, figures in best.items():
             if figures:
-                texts = (f"{metric_word(name)} {figure_text(figures, name)}" for name in list(figures)[:4])
+                texts = (f"{metric_word(name)} {figure_text(figures, name, shares)}" for name in list(figures)[:4])
                 lines.append(f"- {markdown(group)} clients: {markdown(', '.join(texts))}")
     return lines
 

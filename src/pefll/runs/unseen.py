@@ -67,7 +67,7 @@ def unseen_figures(summary: Mapping[str, Any], where: object) -> UnseenFigures:
             code="PEFLL-G121",
         )
     try:
-        found = _of_counts(counts) if isinstance(counts, Mapping) else _of_metrics(metrics, where)  # type: ignore[arg-type]
+        found = _of_counts(counts) if isinstance(counts, Mapping) else _of_metrics(metrics, summary, where)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PefllError(f"{where} is damaged: its test counts make no sense ({error!r})", code="PEFLL-G122") from error
     if len(found.values) < 2:
@@ -98,14 +98,21 @@ def _of_counts(counts: Mapping[str, Any]) -> UnseenFigures:
     return UnseenFigures("accuracy", values, samples, correct, len(pairs) - len(used))
 
 
-def _of_metrics(metrics: Mapping[str, Any], where: object) -> UnseenFigures:
+def _of_metrics(metrics: Mapping[str, Any], summary: Mapping[str, Any], where: object) -> UnseenFigures:
     group = metrics["unseen"]
     name = next((key for key in group if key != "samples"), "")
-    if name and (name not in SHARES or name in ERRORS):
+    if name and name not in (*SHARES, *_names(summary, "shares")):
         raise PefllError(
             f"{where} is scored by {name}, which has no largest value, so no certificate holds for its mean; score a "
-            "metric between 0 and 1 first, such as the share of samples within a tolerance",
+            "metric between 0 and 1 first, such as the share of samples within a tolerance: in a task of your own, put "
+            "a pefll.Metric with bounds=(0, 1) first in `measured`",
             code="PEFLL-G124",
+        )
+    if name in (*ERRORS, *_names(summary, "errors")):
+        raise PefllError(
+            f"{where} is scored by {name}, which is better when smaller, but a certificate bounds a mean from below; "
+            "score the share of samples that are right first",
+            code="PEFLL-G129",
         )
     samples, found = group["samples"], group[name] if name else []
     if name and len(samples) != len(found):
@@ -116,6 +123,12 @@ def _of_metrics(metrics: Mapping[str, Any], where: object) -> UnseenFigures:
     return UnseenFigures(
         metric_word(name), [float(value) for _, value in known], [m for m, _ in known], None, len(samples) - len(known)
     )
+
+
+def _names(summary: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the names of metrics that a summary has under a key; summaries of earlier versions have none."""
+    names = summary.get(key)
+    return names if isinstance(names, list) else []
 
 
 def read_result(path: Path) -> dict[str, Any]:

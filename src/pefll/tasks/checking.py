@@ -15,13 +15,15 @@ from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.plugins import fault
 from pefll.data.client import Batch
 from pefll.data.federation import Federation
-from pefll.tasks.classification import is_cross_entropy
+from pefll.tasks.classification import Score, is_cross_entropy
 from pefll.tasks.contract import Task
 from pefll.tasks.metrics import check_name
 from pefll.tasks.own import ask, check_predicted, check_values, is_own, lacks, missing, wrong
 from pefll.tasks.sums import (
     Layout,
+    check_bounds,
     check_same_names,
+    check_widths,
     explained_sums,
     figures_of,
     given_figures,
@@ -132,11 +134,13 @@ def _shape_advice(loss: Any, samples: int) -> str:
 def check_figures(task: Task, federation: Federation) -> None:
     """Raise PefllError if a task's sums are no sums, or if its metrics of them have no names or are no numbers."""
     layout = layout_of(task, federation.y, federation.classes)
+    check_widths(task, federation.y, federation.classes)
     rows = [np.ones(layout.width)]
     if len(federation.rows):
         y = _labels(task, federation)
         rows.append(_measured(task, _outputs(task, len(y)), y, federation.classes))
         _check_finite_sums(task, layout, y, federation.classes)
+        _check_bounds(task, layout, y, federation.classes)
     names: tuple[str, ...] = ()
     for row in rows:
         figures = given_figures(task, layout.sums(row))
@@ -163,6 +167,17 @@ def _check_finite_sums(task: Task, layout: Layout, y: Tensor, classes: int) -> N
         row = _measured(task, output[place : place + 1], y[place : place + 1], classes)
         if not np.isfinite(row).all():
             raise metric_not_finite(layout, row, f"ordinary outputs and the label {_label(y[place])}")
+
+
+def _check_bounds(task: Task, layout: Layout, y: Tensor, classes: int) -> None:
+    """Raise PefllError if a metric of ordinary outputs is outside of its bounds; the sentence names such a label."""
+    if not task.bounds().keys() - set(Score._fields):  # those of a `Score` are certain
+        return
+    output, few = _outputs(task, len(y)), range(0, len(y), math.ceil(len(y) / _SINGLE))
+    rows = [_measured(task, output[place : place + 1], y[place : place + 1], classes) for place in few]
+    rows.append(_measured(task, output, y, classes))
+    labels = [f"the label {_label(y[place])}" for place in few] + ["some labels"]
+    check_bounds(task, layout, np.stack(rows), lambda row: f"ordinary outputs and {labels[row]}")
 
 
 def _check_finite_figures(task: Task, figures: dict[str, float]) -> None:
@@ -256,6 +271,7 @@ def _measured(task: Task, output: Tensor, y: Tensor, classes: int) -> Any:
 
 
 MOST_CHECKED = 256  # samples whose loss and metrics are checked before training
+_SINGLE = 32  # most of them that are measured one by one
 ENOUGH = 16  # samples of which some must have a gradient
 _STEPS = 30  # along the gradient of the loss
 _SAMPLES = 4  # of a probe, for each scale

@@ -116,6 +116,13 @@ class Classification(BaseTask):
                 f"there are {len(self.class_weights)} class_weights for {self.classes} classes; give one each",
                 code="PEFLL-S505",
             )
+        names = [each if isinstance(each, str) else each.name for each in self.extra]
+        if [getattr(each, "name", None) for each in self.measured] != names:
+            raise PefllError(
+                f"the task {type(self).__name__} has `measured` of its own, but a classification measures accuracy "
+                "first, and then what `extra` names; give own metrics as extra=[...]",
+                code="PEFLL-S644",
+            )
         check_metrics(self.measured, (*Score._fields, "accuracy"))
 
     def encode(self, y: Tensor) -> Tensor:

@@ -36,12 +36,12 @@ class Metric:
 
     Attributes:
         name: its name in history, tables and summary.json.
-        values: maps outputs [b, outputs] and labels [b, ...] to what is summed, [b] or [b, n]. A regression gives
-            outputs in the unit of the labels.
+        values: maps outputs [b, outputs] and labels, [b] or [b, k], to what is summed, [b] or [b, n]. A regression
+            gives outputs in the unit of the labels.
         figure: maps the sums [] or [n] over all samples, and the number of samples, to the figure; by default the mean,
             also over the n values of a sample.
         smaller_is_better: whether it is an error.
-        bounds: smallest and largest of `values`; messages of clients with other sums are refused. None for no bounds.
+        bounds: smallest and largest of `values`; sums that such values cannot have are refused. None for no bounds.
             The mean of values from 0 to 1 is a share, which tables and figures show in per cent.
     """
 
@@ -59,7 +59,11 @@ class Metric:
 
 def summed(metric: Metric, output: Tensor, y: Tensor, batch: Batch) -> Tensor:
     """Return the sum [] or [n] of a metric's values over a batch; PefllError if they are not one row per sample."""
-    values: Any = metric.values(output, y)
+    try:
+        values: Any = metric.values(output, y)
+    except Exception as error:  # a user's code may raise anything
+        error.add_note(f"{_NOTE}{metric.name!r}")
+        raise
     if not isinstance(values, Tensor) or values.dim() not in (1, 2) or len(values) != len(output):
         found = list(values.shape) if isinstance(values, Tensor) else shown(values)
         raise PefllError(
@@ -70,6 +74,14 @@ def summed(metric: Metric, output: Tensor, y: Tensor, batch: Batch) -> Tensor:
     return batch.sum(values.to(output.dtype))
 
 
+_NOTE = "the metric "
+
+
+def metric_behind(error: BaseException) -> str:
+    """Return the metric whose `values` raised an error, as `"the metric 'm'"`; "" if no metric did."""
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)), "")
+
+
 def check_metrics(metrics: Sequence[Any], taken: Sequence[str] = ()) -> None:
     """Raise PefllError if an object is not a `Metric`, or if a name is no identifier, or is used twice."""
     names = list(taken)
@@ -77,9 +89,22 @@ def check_metrics(metrics: Sequence[Any], taken: Sequence[str] = ()) -> None:
         if not isinstance(each, Metric):
             raise PefllError(f"measured has {shown(each)}; each must be a pefll.Metric", code="PEFLL-S501")
         check_name(each.name)
+        if each.bounds is not None and not _are_bounds(each.bounds):
+            raise PefllError(
+                f"the metric {each.name!r} has bounds {shown(each.bounds)}; give the smallest and the largest of its "
+                "values, such as (0, 1)",
+                code="PEFLL-S643",
+            )
         if each.name in names:
             raise PefllError(f"there are two metrics with the name {each.name!r}; rename one", code="PEFLL-S503")
         names.append(each.name)
+
+
+def _are_bounds(bounds: Any) -> bool:
+    """Return whether an object is a pair of numbers, the smaller one first."""
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        return False
+    return all(isinstance(each, int | float) for each in bounds) and bool(bounds[0] <= bounds[1])
 
 
 def check_name(name: Any) -> None:
@@ -224,17 +249,17 @@ def set_auc(columns: int, threshold: float) -> Metric:
     )
 
 
-# Regression: outputs and labels are numbers [b, k] in the same unit.
+# Regression: outputs [b, k] and labels, [b] or [b, k], are numbers in the same unit.
 
 
 def mae(output: Tensor, y: Tensor) -> Tensor:
     """Return the absolute errors, averaged over columns, [b]."""
-    return (output - y).abs().mean(dim=1)
+    return (output - y.reshape(len(y), -1)).abs().mean(dim=1)
 
 
 def squares(output: Tensor, y: Tensor) -> Tensor:
     """Return the squared errors, averaged over columns, [b]."""
-    return (output - y).square().mean(dim=1)
+    return (output - y.reshape(len(y), -1)).square().mean(dim=1)
 
 
 def of_r2(output: Tensor, y: Tensor) -> Tensor:

@@ -77,7 +77,13 @@ def _failed(task: Any, name: str, error: Exception) -> PefllError:
     if isinstance(error, NotImplementedError) and not str(error):
         return missing(task, name)
     why = fault(error) or f"{type(error).__name__}: {first_line(error)}"
-    return PefllError(f"{name} of the task {kind} failed: {why}; it must {EXPECTED[name]}", code="PEFLL-S661")
+    advice = f"it must {EXPECTED[name]}"
+    if name == "bind" and "__init__() got an unexpected keyword argument" in str(error):  # of dataclasses.replace
+        advice = (
+            f"make {kind} a frozen dataclass (@dataclass(frozen=True)) with its settings as fields, or let its "
+            "__init__ pass this argument on"
+        )
+    return PefllError(f"{name} of the task {kind} failed: {why}; {advice}", code="PEFLL-S661")
 
 
 def missing(task: Any, name: str) -> PefllError:

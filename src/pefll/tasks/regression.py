@@ -81,7 +81,7 @@ class Regression(BaseTask):
                 lambda output, y: figures.of_r2(self._standardised(output, output), self._standardised(y, output)),
                 figures.r2,
             ),
-            *(replace(each, values=_like_labels(each.values)) for each in self.extra if isinstance(each, Metric)),
+            *(each for each in self.extra if isinstance(each, Metric)),
         )
 
     def bind(self, data: Federation) -> Self:
@@ -128,7 +128,9 @@ class Regression(BaseTask):
     def measure(self, output: Tensor, batch: Batch, known: Tensor | None) -> Any:
         """Return the number of samples, the sums of each metric in the unit of the labels, and the sum of the loss."""
         del known
-        found, y = self._restored(output), batch.y.reshape(len(batch.y), -1).to(output.dtype)
+        found, y = self._restored(output), batch.y.to(output.dtype)
+        if y.dim() > 1 and y.shape[1] == 1:  # one number per sample is [b], for every metric
+            y = y[:, 0]
         total = {each.name: figures.summed(each, found, y, batch) for each in self.measured}
         total = {"samples": batch.weight.sum()} | total | {"loss": batch.sum(self.loss(output, batch.y))}
         return sums_type(tuple(total))(*total.values())
@@ -148,8 +150,3 @@ class Regression(BaseTask):
 
 def _rounded(values: Tensor) -> tuple[float, ...]:
     return tuple(float(f"{value:.9g}") for value in values.tolist())
-
-
-def _like_labels(values: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a user's function of outputs [b, k] and labels, which it gets as the data has them, [b] or [b, k]."""
-    return lambda output, y: values(output, y[:, 0] if y.shape[1] == 1 else y)

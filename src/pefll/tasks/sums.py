@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from pefll.core.tree import map_tree
 from pefll.core.wording import first_few
 from pefll.data.client import Batch
 from pefll.tasks.contract import Task
+from pefll.tasks.metrics import metric_behind
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,11 +37,11 @@ def no_sums(task: Task, y: Tensor, classes: int, dtype: torch.dtype) -> Any:
     return map_tree(torch.zeros_like, _measured(task, y, classes, dtype))
 
 
-def _measured(task: Task, y: Tensor, classes: int, dtype: torch.dtype) -> Any:
-    """Return what the task's `measure` returns for a batch of one sample without weight."""
-    one = y.new_zeros((1, *y.shape[1:]))
-    output = torch.zeros((1, task.outputs), dtype=dtype, device=y.device)
-    batch = Batch(output, one, output.new_zeros(1))
+def _measured(task: Task, y: Tensor, classes: int, dtype: torch.dtype, samples: int = 1) -> Any:
+    """Return what the task's `measure` returns for a batch of samples without weight."""
+    labels = y.new_zeros((samples, *y.shape[1:]))
+    output = torch.zeros((samples, task.outputs), dtype=dtype, device=y.device)
+    batch = Batch(output, labels, output.new_zeros(samples))
     known = torch.ones(classes, dtype=torch.bool, device=y.device) if classes else None
     return task.measure(output, batch, known)
 
@@ -80,7 +81,7 @@ def explained_sums(task: Task) -> Iterator[None]:
         raise
     except Exception as error:  # a user's code may raise anything
         raise PefllError(
-            f"measure of the task {type(task).__name__}, or a metric, failed for a sample: "
+            f"{metric_behind(error) or 'measure'} of the task {type(task).__name__} failed for a batch: "
             f"{fault(error) or first_line(error)}",
             code="PEFLL-S526",
         ) from error
@@ -98,6 +99,27 @@ def layout_of(task: Task, y: Tensor, classes: int) -> Layout:
             code="PEFLL-S520",
         )
     return Layout(type(found), tuple(tuple(part.shape) for part in found))
+
+
+def check_widths(task: Task, y: Tensor, classes: int) -> None:
+    """Raise PefllError if the shape of a task's sums depends on the number of samples of a batch.
+
+    A metric that compares each sample with all others returns [b, b], whose sums [b] cannot be added.
+    """
+    few, more = _BATCHES
+    with explained_sums(task):
+        one, other = (_measured(task, y[:0].cpu(), classes, torch.float32, samples) for samples in _BATCHES)
+    for name, mine, its in zip(one._fields, one, other, strict=True):
+        if mine.shape != its.shape:
+            found = f"[{few}, {mine.numel()}] for {few} samples, but [{more}, {its.numel()}] for {more}"
+            raise PefllError(
+                f"the metric {name!r} of the task {type(task).__name__} returned {found}; it must return [b], or "
+                "[b, n] with the same n for every b, so give output[:, 0] and y the same shape",
+                code="PEFLL-S641",
+            )
+
+
+_BATCHES = (3, 5)  # numbers of samples
 
 
 def figures_of(task: Task, sums: Any) -> dict[str, float]:
@@ -158,3 +180,33 @@ def metric_not_finite(layout: Layout, row: Floats, where: str) -> PefllError:
         "example by a small constant in a denominator",
         code="PEFLL-T582",
     )
+
+
+def check_bounds(task: Task, layout: Layout, rows: Floats, where: Callable[[int], str]) -> None:
+    """Raise PefllError if a sum in rows [c, width] is outside of what a metric's `bounds` allow for so many samples.
+
+    Args:
+        task: the task; `Task.bounds` says what one sample can add to a sum.
+        layout: how its sums lie in a row; the first one is the number of samples.
+        rows: [c, width] sums.
+        where: says whose sums a row has, for the sentence.
+    """
+    bounds, samples, start = task.bounds(), rows[:, :1], 0
+    means = np.divide(rows, samples, out=np.zeros_like(rows), where=samples > 0)
+    for name, shape in zip(layout.kind._fields, layout.shapes, strict=True):
+        found = means[:, start : start + prod(shape)]
+        start += prod(shape)
+        if name not in bounds or not found.size:
+            continue
+        least, most = bounds[name]
+        slack = 1e-3 * max([1.0, *(abs(bound) for bound in (least, most) if math.isfinite(bound))])  # sums are rounded
+        outside = np.where(samples > 0, np.maximum(least - slack - found, found - most - slack), -math.inf)
+        if outside.max() > 0:
+            row, place = np.unravel_index(int(outside.argmax()), outside.shape)
+            many = samples[row, 0] > 1
+            raise PefllError(
+                f"the metric {name!r} of the task {type(task).__name__} is {found[row, place]:.6g} "
+                f"{'on average ' if many else ''}for {where(int(row))}, but its bounds are ({least:g}, {most:g}); "
+                "correct its values or its bounds",
+                code="PEFLL-S642",
+            )

@@ -24,7 +24,16 @@ from pefll.runs.config import Config
 from pefll.runs.record import first_figure, is_share
 from pefll.tasks import Score, Task
 from pefll.tasks.checking import own_loss_of
-from pefll.tasks.sums import Layout, check_same_names, figures_of, layout_of, metric_not_finite, rows_of, shares_of
+from pefll.tasks.sums import (
+    Layout,
+    check_bounds,
+    check_same_names,
+    figures_of,
+    layout_of,
+    metric_not_finite,
+    rows_of,
+    shares_of,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -271,7 +280,7 @@ class Evaluator:
         return clock.future(self._scores(server), self._read)
 
     def _read(self, scores: Tensor) -> Evaluation:
-        sums = _checked(scores.numpy()[self._order], self._engine, self._clients)
+        sums = _checked_sums(scores.numpy()[self._order], self._engine, self._clients, self._measure.layout)
         return self._measure.evaluation(_weighted(self._engine, self._clients, sums, chooses=True), self._num_seen)
 
 
@@ -329,7 +338,8 @@ def client_scores(
             per_client.end()
     # Read only here, because reading a number waits for the device.
     sums: Floats = torch.cat(parts).numpy(force=True)[np.argsort(np.concatenate(order))]
-    return _weighted(engine, clients, _checked(sums, engine, clients), chooses=False)
+    layout = Measure.of(method, engine.federation).layout
+    return _weighted(engine, clients, _checked_sums(sums, engine, clients, layout), chooses=False)
 
 
 class _PerClient:
@@ -371,6 +381,15 @@ def _checked(values: Floats, engine: Engine, clients: Ids) -> Floats:
         who = engine.federation.name_of(int(clients[int(fine.argmin())])) if fine.any() else None
         raise not_finite("evaluation", who, None, own_loss_of(engine.method.problem.task))
     return values
+
+
+def _checked_sums(sums: Floats, engine: Engine, clients: Ids, layout: Layout) -> Floats:
+    """Return sums [clients, width]; PefllError if some are not finite, or outside of the bounds of a metric."""
+    task, name_of = engine.method.problem.task, engine.federation.name_of
+    _checked(sums, engine, clients)
+    if layout.kind is not Score:  # whose sums cannot be out of bounds
+        check_bounds(task, layout, sums, lambda row: f"client {name_of(int(clients[row]))}")
+    return sums
 
 
 def _check_metrics(row: Floats, engine: Engine, client: int) -> None:
