@@ -173,6 +173,10 @@ class ComparisonTable:
         few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
         if few:
             found.append(f"The test needs {LEAST_CLIENTS} clients, so that {first_few(few)} clients have none.")
+        ranked = [column.measure for row in self.rows for column, cell in row.cells.items() if cell.best]
+        if untested := [name for name in dict.fromkeys(ranked) if name not in _COUNTS]:
+            words = first_few(_WORDS.get(name, metric_word(name)) for name in untested)
+            found.append(f"There is no paired test for {words}.")
         return found
 
     @property
@@ -301,7 +305,7 @@ class Comparison:
                         # Too few clients have no interval: its ends are infinite.
                         "low": math.nan if test is None or math.isinf(test.high) else 0.0 - test.high,
                         "high": math.nan if test is None or math.isinf(test.low) else 0.0 - test.low,
-                        "p": math.nan if test is None else test.p,
+                        "p": math.nan if test is None or test.clients < LEAST_CLIENTS else test.p,
                         "test_clients": 0 if test is None else test.clients,
                         "test_seeds": 0 if test is None else test.seeds,
                     }
