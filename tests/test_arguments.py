@@ -214,6 +214,20 @@ def test_codes(call, code):
     assert error.value.code == code
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"num_rounds": 1}, "rounds"),
+        ({"verbose": True}, "console"),
+        ({"lr": 0.1}, "client_lr"),
+        ({"client_per_round": 2}, "clients_per_round"),
+    ],
+)
+def test_fit_suggests_its_own_arguments_too(given, meant):
+    with pytest.raises(pefll.PefllError, match=f"did you mean '{meant}'"):
+        pefll.fit(FEDERATION, "fedavg", **given)
+
+
 def test_a_value_is_shown_in_few_words():
     assert arguments.shown(10**5000) == "a whole number of 5,001 digits"
     assert arguments.shown(np.zeros((1000, 1000))) == "a ndarray"

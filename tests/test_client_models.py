@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 
 import numpy as np
@@ -53,8 +54,16 @@ def test_a_saved_run_and_other_data(run, tmp_path):
     loaded = pefll.load(tmp_path / "run")
     mine, theirs = trained.model_of("user 2"), loaded.model_of("user 2", federation)
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
-    with pytest.raises(pefll.PefllError, match="PEFLL-T117"):
-        loaded.model_of(0)
+    for call, ask in {
+        "model_of(0, federation=...)": lambda: loaded.model_of(0),
+        "predictions(federation=...)": loaded.predictions,
+        "evaluate(federation=...)": loaded.evaluate,
+        "evaluate_clients(federation=...)": loaded.evaluate_clients,
+    }.items():
+        with pytest.raises(pefll.PefllError, match=f"this data, or other data, with {re.escape(call)} .PEFLL-T117"):
+            ask()
+    with pytest.raises(pefll.PefllError, match=r"predictions\(federation=\.\.\.\).*PEFLL-T139"):
+        pefll.load(tmp_path / "run", federation=federation)
     assert len(run.predictions([0, 3], "train", ragged(seed=1))) == 1 + 9
 
 

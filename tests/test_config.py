@@ -161,3 +161,12 @@ def test_the_command_makes_the_run_again():
     config = Config(data="cifar10", partition="by-class 2", rounds=7, settings={"embedding": "linear"}, device="cpu")
     assert config.command() == ("pefll train --set embedding=linear --data cifar10 --partition 'by-class 2' --rounds 7")
     assert Config().command() == "pefll train --data digits"  # without --data there is no training
+
+
+def test_other_settings_on_resuming_are_shown_as_arguments():
+    smooth, plain = "classification label_smoothing=0.1", ""
+    started = Config(data="digits", task=smooth)
+    with pytest.raises(PefllError, match=rf"task='{smooth}', and cannot be resumed with task='classification';"):
+        started.check_same(dataclasses.replace(started, task=plain))
+    with pytest.raises(PefllError, match=r"was started without drop, and cannot be resumed with drop='a';"):
+        Config(data="digits").check_same(Config(data="digits", drop="a"))

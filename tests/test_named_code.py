@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +181,17 @@ def test_the_place_of_an_error_is_the_users_line_not_ours():
     with pytest.raises(ValueError, match="bad shape") as raised:
         exec(compile("raise ValueError('bad shape')", training.__file__, "exec"))
     assert plugins.fault(raised.value).startswith(f"ValueError in {__file__}, line ")
+
+
+@pytest.mark.parametrize(
+    ("what", "given", "setting", "advice"),
+    [
+        ("task", "mine:GCE(q=0.4)", False, "write task='mine:GCE q=0.4'"),
+        ("task", "mine:GCE(q=0.4, k=2)", False, "write task='mine:GCE q=0.4 k=2'"),
+        ("model", "mine:build()", False, "write model='mine:build'"),
+        ("embedding", "mine:Net(3)", True, "write embedding='mine:Net'"),
+    ],
+)
+def test_a_call_is_no_name(what, given, setting, advice):
+    with pytest.raises(PefllError, match=f"is a call, not a name; {re.escape(advice)} "):
+        plugins.import_name(given, what, setting=setting)

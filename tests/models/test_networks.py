@@ -109,7 +109,7 @@ def test_small_pictures_use_the_small_network_and_too_small_ones_are_refused():
     assert resolve_model("mlp", (3, 32, 32)) == "mlp"
     with pytest.raises(PefllError, match=r"for 5x5.*PEFLL-N019"):
         lenet((3, 8, 8), 10)
-    with pytest.raises(PefllError, match="PEFLL-N018"):
+    with pytest.raises(PefllError, match=r"'mlp', or 'auto'.*PEFLL-N018"):
         lenet((30,), 10)
 
 

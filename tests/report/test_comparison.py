@@ -136,6 +136,7 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
         ("local", False),
     ]
     assert found.note.startswith("Test rmse at the best round, mean")
+    assert "There is no paired test for rmse." in found.note
     assert "| runs | n | seen, rmse |" in found.markdown()
     assert "| pefll | 1 | **0.053** |" in found.markdown()
     assert r"\textbf{0.053}" in found.latex()
@@ -359,4 +360,7 @@ def test_there_is_no_star_where_none_can_be_significant(make_run: MakeRun, tmp_p
     records = {(one["method"], one["clients"]): one for one in found.records()}
     assert (records["fedavg", "seen"]["test_clients"], records["fedavg", "seen"]["test_seeds"]) == (6, 2)
     assert math.isnan(records["fedavg", "unseen"]["low"]), "five clients have no interval"
-    assert records["fedavg", "unseen"]["p"] == 0.0625
+    assert math.isnan(records["fedavg", "unseen"]["p"]), "nor a test, as the caption says"
+    assert records["fedavg", "seen"]["p"] == found.rows[0].cells[SEEN].behind.p
+    assert "no paired test for" not in found.note
+    assert "There is no paired test for worst tenth." in compare(tmp_path / "x", ["per_sample", "worst_tenth"]).note

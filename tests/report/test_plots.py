@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import itertools
 import subprocess
 import sys
@@ -16,12 +17,14 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.report.federation_plots import _draw_sizes, _sample_clients, class_picture
 from pefll.report.groups import group_runs
 from pefll.report.plots import CLASSES, LINES, MARKERS, SEEN, UNSEEN, _apart, _kinds, curves, descriptor_map, drawing
 from pefll.report.runs import read_run, read_runs
+from pefll.report.show import show
 from pefll.report.text import run_plot
 from pefll.runs.record import RunFolder
 
@@ -54,14 +57,17 @@ def test_curves_have_a_colour_per_group_and_a_band_over_seeds(make_run: MakeRun,
     assert pixels(out, LINES[2]) == 0, "a second seed is no second line"
 
 
-def test_curves_say_so_where_unseen_clients_have_no_line(make_run: MakeRun, tmp_path: Path) -> None:
+def test_the_console_says_which_unseen_clients_have_no_line(make_run: MakeRun, tmp_path: Path) -> None:
     out, sentence = tmp_path / "curves.svg", "have no curve, because they were not evaluated during training."
     both = make_run("both")
     curves([both], out)
     assert sentence not in out.read_text()
     alone = make_run("alone", method="ditto", unseen=None, num_unseen=10)
     curves([both, alone], out)
-    assert f"Unseen clients of alone {sentence}" in out.read_text()
+    assert sentence not in out.read_text(), "a figure for papers has no notes"
+    said = Console(width=200, file=io.StringIO(), record=True)
+    show([both.path, alone.path], None, said)
+    assert f"Unseen clients of alone {sentence}" in said.export_text()
     assert f"Unseen clients {sentence}" in run_plot(read_run(alone)).plain
 
 
@@ -89,7 +95,7 @@ def test_mean_curve_and_band_are_right(make_run: MakeRun) -> None:
     folders.append(make_run("a9", seed=9, evaluations=1, finished=False))
     (group,) = group_runs(read_runs(folders))
     curve = _curve(group)
-    assert curve.label == "pefll (n=3)", "a seed that has just begun does not cut the others short"
+    assert curve.label == "PeFLL (n=3)", "a seed that has just begun does not cut the others short"
     assert curve.rounds.tolist() == list(range(10, 101, 10))
     assert curve.mean["seen"][-1] == pytest.approx(100 * np.mean([0.8, 0.6, 0.73]))
     assert curve.std is not None
@@ -122,9 +128,9 @@ def test_long_names_are_in_the_legend(make_run: MakeRun, tmp_path: Path) -> None
     curves([make_run("a"), make_run("b", method="fedavg")], tmp_path / "short.svg")
     long, short = ((tmp_path / f"{name}.svg").read_text() for name in ("long", "short"))
     legend = long.index('id="legend_1"')
-    assert all(long.index(f"pefll client_lr {k / 10}, local_steps {k}") > legend for k in (1, 2))
+    assert all(long.index(f"PeFLL, client_lr {k / 10}, local_steps {k}") > legend for k in (1, 2))
     assert "<!-- seen clients -->" in short
-    assert "<!-- fedavg -->" not in short, "beside its line, where text is an outline"
+    assert "<!-- FedAvg -->" not in short, "beside its line, where text is an outline"
 
 
 def test_nothing_to_draw_is_a_sentence(make_run: MakeRun, tmp_path: Path) -> None:

@@ -29,10 +29,28 @@ class Diverged(PefllError):
     """Training produced numbers that are not finite."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> PefllError:
-    """Return the error for an unknown name. It suggests a similar known name. `kind` is for example "method"."""
+# What names of other libraries, and of tables, are called here.
+_MEANT = {
+    "accuracy": "per_sample",
+    **dict.fromkeys(("lr", "learning_rate", "local_lr"), "client_lr"),
+    **dict.fromkeys(("epochs", "local_epochs"), "local_steps"),
+    **dict.fromkeys(("verbose", "progress"), "console"),
+}
+
+
+def unknown(kind: str, name: str, known: Iterable[str], also: Iterable[str] = ()) -> PefllError:
+    """Return the error for an unknown name. It suggests a similar known name.
+
+    Args:
+        kind: what the name is of, for example "method".
+        name: the unknown name.
+        known: all known names, which the sentence lists.
+        also: further names that it may suggest.
+    """
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.74)
+    every = [*names, *also]
+    meant = _MEANT.get(name.lower())
+    near = [meant] if meant in every else get_close_matches(name, every, n=1, cutoff=0.74)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return PefllError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}", code="PEFLL-A101")
 

@@ -82,7 +82,12 @@ def import_name(reference: str, what: str, *, setting: bool = False) -> Any:
     PefllError if the user did not name it, or if the import fails. `what` describes it, for example `"model"`. With
     `setting`, it is a hyper-parameter of this name.
     """
-    named = either(f"--set {what}={shlex.quote(reference)}", f"{what}={reference!r}")
+    name, bracket, settings = reference.partition("(")
+    if bracket:
+        words = " ".join([name, *settings.replace(",", " ").replace(")", " ").split()]) if what == "task" else name
+        written = _as_setting(what, name) if setting else argument(what, words)
+        raise PefllError(f"the {what} {reference!r} is a call, not a name; write {written}", code="PEFLL-A113")
+    named = _as_setting(what, reference)
     check_allowed([reference], what, named if setting else argument(what, reference))
     module_name, _, attribute = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
@@ -99,3 +104,8 @@ def import_name(reference: str, what: str, *, setting: bool = False) -> Any:
         return getattr(module, attribute)
     except AttributeError as error:
         raise PefllError(f"cannot import the {what} {reference!r}: {error}", code="PEFLL-A108") from error
+
+
+def _as_setting(name: str, value: str) -> str:
+    """Return a hyper-parameter as the reader writes it."""
+    return either(f"--set {name}={shlex.quote(value)}", f"{name}={value!r}")

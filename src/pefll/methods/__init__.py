@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pefll.core.arguments import MOST, plain, shown
@@ -199,12 +199,15 @@ def build_method(name: str, problem: Problem, settings: dict[str, Any]) -> Metho
     return method
 
 
-def typed_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return hyper-parameters converted to the types of their defaults; raise PefllError for an unknown name."""
+def typed_settings(name: str, settings: dict[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+    """Return hyper-parameters converted to the types of their defaults; raise PefllError for an unknown name.
+
+    The error may suggest the names in `also`, which are other arguments of the caller.
+    """
     defaults = hyperparameters(name)
     for key in settings:
         if key not in defaults:
-            raise unknown(f"hyper-parameter of {name}", key, defaults)
+            raise unknown(f"hyper-parameter of {name}", key, defaults, also)
     networks = network_settings(name)
     return {
         key: value if key in networks and is_given(value) else _as_type_of(defaults[key], value, f"{name}: {key}")

@@ -36,7 +36,9 @@ def check_images(input_shape: tuple[int, ...]) -> None:
     """Raise PefllError unless a shape is that of an image."""
     if len(input_shape) != 3:
         raise PefllError(
-            f"a convolutional model needs images (channels, height, width), not shape {input_shape}", code="PEFLL-N018"
+            f"a convolutional model needs images (channels, height, width), not samples of shape {input_shape}; choose "
+            "the model 'mlp', or 'auto', which fits the data",
+            code="PEFLL-N018",
         )
 
 

@@ -29,7 +29,6 @@ from pefll.report.runs import (
 )
 from pefll.report.significance import LEAST_CLIENTS, SURE, Difference, Pair, sign_flip_test
 from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, metric_word, runs_below
-from pefll.runs.titles import title_of
 
 TABLES = ("md", "tex", "csv")
 # The counts of right samples in a summary that a measure is a ratio of; other measures have no paired test.
@@ -99,9 +98,7 @@ class Row:
     @property
     def title(self) -> str:
         """The name of the runs with the title of the method, as papers write it."""
-        name, space, settings = self.runs.label.partition(" ")
-        # A label has settings after the name, or a folder in brackets.
-        return title_of(name) + ("," if settings and not settings.startswith("(") else "") + space + settings
+        return self.runs.title
 
 
 @dataclass(frozen=True)
@@ -176,6 +173,10 @@ class ComparisonTable:
         few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
         if few:
             found.append(f"The test needs {LEAST_CLIENTS} clients, so that {first_few(few)} clients have none.")
+        ranked = [column.measure for row in self.rows for column, cell in row.cells.items() if cell.best]
+        if untested := [name for name in dict.fromkeys(ranked) if name not in _COUNTS]:
+            words = first_few(_WORDS.get(name, metric_word(name)) for name in untested)
+            found.append(f"There is no paired test for {words}.")
         return found
 
     @property
@@ -304,7 +305,7 @@ class Comparison:
                         # Too few clients have no interval: its ends are infinite.
                         "low": math.nan if test is None or math.isinf(test.high) else 0.0 - test.high,
                         "high": math.nan if test is None or math.isinf(test.low) else 0.0 - test.low,
-                        "p": math.nan if test is None else test.p,
+                        "p": math.nan if test is None or test.clients < LEAST_CLIENTS else test.p,
                         "test_clients": 0 if test is None else test.clients,
                         "test_seeds": 0 if test is None else test.seeds,
                     }
@@ -316,7 +317,11 @@ class Comparison:
         path = as_path(path)
         form = path.suffix.removeprefix(".")
         if form not in TABLES:
-            raise PefllError(f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv", "PEFLL-O620")
+            raise PefllError(
+                f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv, and draw figures with "
+                "`pefll show RUNS --format pdf`",
+                code="PEFLL-O620",
+            )
         make_folder(path.parent)
         if form == "csv":
             write_csv(path, map(_in_csv, self.records()))

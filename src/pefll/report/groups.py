@@ -17,6 +17,7 @@ from pefll.core.wording import first_few
 from pefll.report.runs import DEFAULTS, MISSING, OF_DATA, StoredRun, number, same_code, same_data
 from pefll.runs.config import MAY_CHANGE
 from pefll.runs.record import GROUPS, UNDEFINED, behind, figures_in, metric_word
+from pefll.runs.titles import title_of
 
 _IN_PYTHON = "<in-Python>"  # stands in the text of a task for code without a name
 PLAIN = "classification"  # the task of a run whose settings name none
@@ -33,6 +34,13 @@ class SeedGroup:
     label: str  # differs from the label of every other group
     runs: list[StoredRun]  # one per seed
     repeated: tuple[StoredRun, ...] = ()  # runs of seeds that are among `runs` already, which are left out
+
+    @property
+    def title(self) -> str:
+        """The label with the title of the method, as papers write it."""
+        name, space, settings = self.label.partition(" ")
+        # A label has settings after the name, or a folder in brackets.
+        return title_of(name) + ("," if settings and not settings.startswith("(") else "") + space + settings
 
 
 def group_runs(runs: Sequence[StoredRun], *, name_data: bool = True) -> list[SeedGroup]:

@@ -23,7 +23,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, write_whole
 from pefll.core.wording import counted
 from pefll.report.descriptors import Array, Descriptors, distances, mean_correlation, principal_plane, read_descriptors
-from pefll.report.groups import SeedGroup, group_runs, note_of_unseen
+from pefll.report.groups import SeedGroup, group_runs
 from pefll.report.runs import StoredRun, different_data, in_per_cent, read_runs, same_metric
 from pefll.report.table import metric_words
 from pefll.runs.record import GROUPS, RunFolder
@@ -82,8 +82,7 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     """Draw validation accuracy, or another task's metric, over rounds and over megabytes sent.
 
     Lines are solid for seen clients and dashed for unseen clients. Several seeds are drawn as their mean, with a band
-    of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data,
-    and says whose unseen clients have no line.
+    of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data.
     Runs without an evaluation are ignored.
     """
     runs = [run for run in read_runs(folders) if run.history]
@@ -101,7 +100,7 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
             code="PEFLL-O006",
         )
     name, _, unit = metric_words(runs).partition(" in ")
-    beside = all(len(curve.label) <= MOST_BESIDE and ", " not in curve.label for curve in found)
+    beside = all(len(curve.label) <= MOST_BESIDE and not curve.has_several_settings for curve in found)
     with drawing(out, (10.5, 4.1 if beside else 4.1 + 0.21 * (len(found) + 2))) as figure:
         from matplotlib.ticker import MaxNLocator
 
@@ -121,12 +120,10 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
         if communicates:
             _megabyte_axis(panels[1], [curve.megabytes[-1] for curve in found])
         _line_legend(figure, found, names=not beside)
-        notes = [note] if (note := note_of_unseen(runs)) else []
         if data := different_data(runs):
             # The warning is printed too, but some readers only see the picture.
-            notes.append(f"These runs have different data and cannot be compared: {'; '.join(data)}")
-        if notes:
-            text = "\n".join(shorten(note, MOST_LETTERS, placeholder=" …") for note in notes)
+            note = f"These runs have different data and cannot be compared: {'; '.join(data)}"
+            text = shorten(note, MOST_LETTERS, placeholder=" …")
             figure.suptitle(text, x=0.01, ha="left", fontsize=9.5, color=INK)
 
 
@@ -205,13 +202,18 @@ def drawing(out: Path, size: tuple[float, float]) -> Iterator[Figure]:
 class _Curve:
     """The curves of one SeedGroup, at the e rounds that all its runs evaluated."""
 
-    label: str
+    label: str  # the title of the method, and settings with commas between them
     rounds: Array  # int64 [e]
     megabytes: Array  # float64 [e], mean over seeds
     mean: dict[str, Array]  # per group of clients, in per cent if the metric is a share, float64 [e]
     std: dict[str, Array] | None  # like mean; None for one seed
     best: int | None  # index of the best round
     per_cent: bool = True
+
+    @property
+    def has_several_settings(self) -> bool:
+        """Whether the label names more than one setting."""
+        return self.label.count(", ") > 1
 
 
 def _curve(group: SeedGroup, share: bool = True) -> _Curve:
@@ -237,7 +239,7 @@ def _curve(group: SeedGroup, share: bool = True) -> _Curve:
         mean = values["seen"].mean(axis=0)
         best = int(mean.argmin() if smaller else mean.argmax())
     return _Curve(
-        label=group.label if len(runs) == 1 else f"{group.label} (n={len(runs)})",
+        label=group.title if len(runs) == 1 else f"{group.title} (n={len(runs)})",
         rounds=rounds,
         megabytes=np.mean([at_rounds(run, run.megabytes) for run in runs], axis=0),
         mean={who: table.mean(axis=0) for who, table in values.items()},

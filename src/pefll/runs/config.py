@@ -215,9 +215,9 @@ class Config:
             if each.name == "data_sha256" and mine and theirs and mine != theirs:
                 raise PefllError(f"this data is not the data of the run; {advice}", code="PEFLL-R103")
             if each.name not in MAY_CHANGE and mine != theirs:
-                was = f"settings {mine!r}" if each.name == "settings" else argument(each.name, mine)
+                was, now = (_with(each.name, value) for value in (mine, theirs))
                 raise PefllError(
-                    f"the run was started with {was}, and cannot be resumed with {theirs!r}; {advice}",
+                    f"the run was started {was}, and cannot be resumed {now}; {advice}",
                     code="PEFLL-R104",
                 )
         if other.rounds < self.rounds:
@@ -232,6 +232,15 @@ class Config:
                 f"ends at round {self.rounds:,}; {advice}",
                 code="PEFLL-R550",
             )
+
+
+def _with(name: str, value: Any) -> str:
+    """Return words for a run's setting, such as "with task='regression'" or "without label"."""
+    if name == "settings":
+        return f"with settings {value!r}"
+    if name == "task" and value == "":
+        value = "classification"  # the text of plain classification is empty
+    return f"without {argument(name)}" if value == "" else f"with {argument(name, value)}"
 
 
 def _as_given(value: Any) -> Any:

@@ -27,22 +27,26 @@ _OF_SAMPLES = (
     *("data", "data_dir", "label", "client_column", "features", "drop", "treat", "encode", "time_column"),
     *("missing", "min_samples"),
 )
+_CALL = "evaluate(federation=...)"
 
 
-def federation_of(config: Config, console: Console | None) -> Federation:
-    """Return the federation of a config; PefllError if its data cannot be read, or has changed."""
-    return federations_of([config], console)[0]
+def federation_of(config: Config, console: Console | None, call: str = _CALL) -> Federation:
+    """Return the federation of a config; PefllError if its data cannot be read, or has changed.
+
+    `call` is how a user of Python gives other data, for these errors.
+    """
+    return federations_of([config], console, call)[0]
 
 
-def federations_of(configs: Sequence[Config], console: Console | None) -> list[Federation]:
+def federations_of(configs: Sequence[Config], console: Console | None, call: str = _CALL) -> list[Federation]:
     """Return the federation of each config; federations of the same data share its samples."""
     known: dict[tuple[str, ...], Samples] = {}
     federations = []
     for config in configs:
         source = (*(str(getattr(config, name)) for name in _OF_SAMPLES), labels_for(config.task))
         if source not in known:
-            known[source] = _samples_of(config, console)
-        federations.append(_partitioned(known[source], config))
+            known[source] = _samples_of(config, console, call)
+        federations.append(_partitioned(known[source], config, call))
     return federations
 
 
@@ -108,11 +112,11 @@ def _is_gone(config: Config) -> bool:
     return config.data not in DATASETS and config.data_sha256 != "" and not Path(config.data).exists()
 
 
-def _samples_of(config: Config, console: Console | None) -> Samples:
+def _samples_of(config: Config, console: Console | None, call: str) -> Samples:
     if data_of_python(config):
         raise PefllError(
-            f"the run was trained on data given in Python ({config.data}); give a file to evaluate on with "
-            f"{either('--data', 'evaluate(federation=...)')}",
+            f"the run was trained on data given in Python ({config.data}), which the run's folder does not have; give "
+            f"{either('a file to evaluate on with --data', f'this data, or other data, with {call}')}",
             code="PEFLL-T117",
         )
     if _is_gone(config):
@@ -141,7 +145,7 @@ def _samples_of(config: Config, console: Console | None) -> Samples:
     return samples
 
 
-def _partitioned(samples: Samples, config: Config) -> Federation:
+def _partitioned(samples: Samples, config: Config, call: str) -> Federation:
     source = DATASETS.get(config.data)
     partition = config.partition or (source.partition if source else "")
     if not partition:
@@ -164,7 +168,7 @@ def _partitioned(samples: Samples, config: Config) -> Federation:
     )
     if config.data_sha256 and federation.fingerprint() != config.data_sha256:
         where = config.data_dir if source else config.data
-        other = either("--data FILE", "evaluate(federation=...)")
+        other = either("--data FILE", call)
         raise PefllError(
             f"the data in {where} is not what the run was trained on; restore it, or give other data with {other}",
             code="PEFLL-T120",

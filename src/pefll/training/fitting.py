@@ -424,7 +424,8 @@ def config_on(
     """Return the config of a run on a federation that was made in Python."""
     method = method_name(method)
     names = {each.name for each in dataclasses.fields(Config)}
-    for name in ("data", "data_dir", "partition", "clients", "unseen", "data_sha256", *OF_TABLES):
+    of_data = ("data", "data_dir", "partition", "clients", "unseen", "data_sha256", *OF_TABLES)
+    for name in of_data:
         if name in settings:
             raise PefllError(
                 f"{name} belongs to the federation; give it to the function that makes the federation",
@@ -437,6 +438,8 @@ def config_on(
                 "as seeds=[0, 1]",
                 code="PEFLL-A023",
             )
+    of_method = {key: value for key, value in settings.items() if key not in names}
+    arguments_here = [*sorted(names.difference(of_data, ("settings",))), "out", "console", "callbacks"]
     return Config(
         method=method,
         data=federation.name,
@@ -446,6 +449,6 @@ def config_on(
         model=model if isinstance(model, str) else type(model).__qualname__,
         rounds=rounds,
         seed=seed,
-        settings=typed_settings(method, {key: value for key, value in settings.items() if key not in names}),
+        settings=typed_settings(method, of_method, arguments_here),
         **{key: value for key, value in settings.items() if key in names},
     )

@@ -106,7 +106,7 @@ def checked_data(run: Run, federation: Federation | None, console: Console | Non
             "the run was trained on data given in Python; give it to run.certify(federation=...) there",
             code="PEFLL-G216",
         )
-    data = run._data(federation, console)
+    data = run._data(federation, console, "certify(federation=...)")
     if run.config.data_sha256 and data.fingerprint() != run.config.data_sha256:
         raise PefllError(
             f"{data.name} is not the data that the run was trained on, so its clients give no PAC-Bayes bound; leave "

@@ -41,14 +41,15 @@ def _seen_labels(federation: Federation, split: int) -> tuple[Array, Array]:
 
 
 def hardly_better(federation: Federation, history: list[dict[str, Any]]) -> str:
-    """Return the sentence for a run whose best evaluation is hardly better than the most frequent class, or ""."""
+    """Return the sentence for a run that is not or hardly better than the most frequent class at its best, or ""."""
     scores = [row["seen"]["per_sample"] for row in history if (row.get("seen") or {}).get("per_sample") is not None]
     guess = most_frequent_class(federation) if scores else None
     # A run without errors cannot be better: that of clients with one class each, for example.
     if guess is None or max(scores) >= 1 or max(scores) > guess + _LEAST * (1 - guess):
         return ""
+    how = "no" if max(scores) <= guess else "hardly"
     return (
-        f"the run is hardly better than a guess: it is right on {100 * max(scores):.1f}% of seen clients' validation "
+        f"the run is {how} better than a guess: it is right on {100 * max(scores):.1f}% of seen clients' validation "
         f"samples, and always answering the most frequent class on {100 * guess:.1f}%; try more rounds, more "
         f"clients per round ({argument('clients_per_round')}), or larger learning rates (`pefll methods` lists them)"
     )

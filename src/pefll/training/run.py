@@ -215,20 +215,24 @@ class Run:
                 `federation_from` reads; None for the data that the run was trained on.
             console: shows progress; None for silence.
         """
-        return self.scores(split, federation, console)[0]
+        return self._scores("evaluate", split, federation, console)[0]
 
     def evaluate_clients(
         self, split: str = "test", federation: Any = None, console: Console | None = None
     ) -> list[ClientScore] | list[ClientMetrics]:
         """Return each client's own score, seen clients first; see `evaluate`. Other tasks give `ClientMetrics`."""
-        return self.scores(split, federation, console)[1]
+        return self._scores("evaluate_clients", split, federation, console)[1]
 
     def scores(
         self, split: str = "test", federation: Any = None, console: Console | None = None
     ) -> tuple[Evaluation, list[Any]]:
         """Return what `evaluate` and `evaluate_clients` return, with one pass over the samples."""
+        return self._scores("scores", split, federation, console)
+
+    def _scores(self, asked: str, split: str, federation: Any, console: Console | None) -> tuple[Evaluation, list[Any]]:
+        """Return what `scores` does; `asked` is the function that the user has called."""
         number = split_number(split)
-        data = self._data(federation, console)
+        data = self._data(federation, console, f"{asked}(federation=...)")
         config = self.config
         hardware = pick_hardware(self.method.problem, config.device, config.engine, config.precision, config.processes)
         with (
@@ -306,14 +310,17 @@ class Run:
             data, columns, self.model_spec, labels, seed=self.config.seed, validation=validation, test=test
         )
 
-    def _data(self, federation: Any, console: Console | None) -> Federation:
-        """Return a federation, by default that of the run; PefllError if it does not fit the run's models."""
+    def _data(self, federation: Any, console: Console | None, call: str) -> Federation:
+        """Return a federation, by default that of the run; PefllError if it does not fit the run's models.
+
+        `call` is how the user gives a federation, for the error if the run's data is not here.
+        """
         if federation is not None and is_raw(federation):
             federation = self.federation_from(federation)
         if federation is not None:
             check_is_federation(federation)
         spec, task = self.model_spec, self.method.problem.task
-        data = with_labels_of(task, federation or self.federation or federation_of(self.config, console))
+        data = with_labels_of(task, federation or self.federation or federation_of(self.config, console, call))
         self._check_columns(data)  # before the shape, because another plan may have another number of inputs
         if data.input_shape != spec.input_shape or data.classes != spec.classes:
             raise PefllError(
@@ -356,7 +363,7 @@ class Run:
             client: the client's number in the federation, or its name in the data as a text.
             federation: as in `evaluate`.
         """
-        data = self._data(federation, None)
+        data = self._data(federation, None, f"model_of({client!r}, federation=...)")
         (model,) = client_models(
             self.method, self.server, self.config, self.model_spec, data, numbers_of(data, [client])
         )
@@ -377,7 +384,7 @@ class Run:
             federation: as in `evaluate`.
             console: shows progress; None for silence.
         """
-        number, data = split_number(split), self._data(federation, console)
+        number, data = split_number(split), self._data(federation, console, "predictions(federation=...)")
         chosen = numbers_of(data, clients)
         models = client_models(self.method, self.server, self.config, self.model_spec, data, chosen)
         with monitor(console, "predicting", len(chosen)) as watch, closing(models):
@@ -539,6 +546,12 @@ def load(
     if model is not None and not isinstance(model, nn.Module | str):
         raise PefllError(
             f"the model must be an instance of torch.nn.Module, or a name, not {model!r}", code="PEFLL-M050"
+        )
+    if "federation" in networks:
+        raise PefllError(
+            "pefll.load takes no data; give it to the functions that need it, as in run.evaluate(federation=...), "
+            "run.predictions(federation=...) or run.model_of(3, federation=...)",
+            code="PEFLL-T139",
         )
     allow(model, method, *networks.values())
     allow_task(task)
