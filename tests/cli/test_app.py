@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -135,3 +136,15 @@ def test_a_path_with_escape_codes_does_not_change_the_terminal(refused):
     said = refused("show", "runs/\x1b[2J\x1b]0;x\x07")
     assert "runs/[2J]0;x is not a run folder" in said
     assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(("variable", "threads"), [(None, "1"), ("2", "2")])
+def test_a_command_uses_one_thread_unless_the_user_says_otherwise(variable, threads):
+    code = (
+        "import sys, torch\nfrom pefll.cli.app import main\ntorch.set_num_threads(2)\nsys.argv[1:] = ['--version']\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(torch.get_num_threads())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"OMP_NUM_THREADS": variable} if variable else {}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert ended.stdout.split()[-1] == threads

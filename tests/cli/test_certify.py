@@ -113,6 +113,8 @@ def test_a_model_and_the_clients_own_samples(pefll, refused, folder, tmp_path):
     refused("certify", model, "--data", bare, match="no labelled sample.*G147")
     strange = npz(tmp_path / "strange.npz", x=x[:5], y=[1, 2, 3, 4, 17])
     refused("certify", model, "--data", strange, match=r"\b17\b.*0 to 9.*G131")
+    of_two = npz(tmp_path / "two.npz", x=x[:5], y=y[:5], client=np.array([1, 1, 1, 2, 2]))
+    refused("certify", model, "--data", of_two, match="samples of 2 clients.*M034")
     refused("certify", model, "--width", "1.5", match="width is 1.5.*G104")
     refused("certify", model, "--width", "0.00001", match="at least 0.001.*G107")
     refused("certify", model, "--data", more, "--delta", "1", match="delta is 1.*G103")

@@ -74,6 +74,8 @@ def main() -> None:
     """Run the command line; print one sentence and exit with code 2 for an error that the user can fix."""
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a file may not have all letters
         sys.stdout.reconfigure(errors="replace")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # personal models are small: more threads only wait for each other
     try:
         with for_the_command_line():
             code = app(standalone_mode=False)
