@@ -137,7 +137,7 @@ def run(name, together, wants_input):
 
 
 # Triton's interpreter takes seconds for each: these differ most, and `make test-all` and `make test-gpu` take all.
-FIRST = [("LeNet", TRITON, True), ("three", CUDA, False), ("all pass", CUDA, True), ("many channels", TRITON, False)]
+FIRST = [("three", CUDA, False), ("all pass", CUDA, True), ("many channels", TRITON, False)]
 FIRST += [("few channels", TRITON, False)]
 CASES = [
     pytest.param(name, kernels, wants, marks=() if (name, kernels, wants) in FIRST else pytest.mark.slow)
@@ -211,7 +211,7 @@ def calls_of(module, name, monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("kernels", [TRITON, CUDA])
+@pytest.mark.parametrize("kernels", [pytest.param(TRITON, marks=pytest.mark.slow), CUDA])
 def test_bf16_outputs_and_gradients_are_not_copied(kernels, first_layers, monkeypatch):
     first_layers(kernels)
     written = calls_of(pictures if kernels == CUDA else convolution, "forward", monkeypatch)

@@ -27,7 +27,7 @@ def run_cli(folder: Path, changes: dict[str, str], *arguments: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("kind", ASCII)
+@pytest.mark.parametrize("kind", ["locale", pytest.param("output", marks=pytest.mark.slow)])
 def test_commands_work_without_utf8(tmp_path, kind):
     rows = [f"ü{row % 4},{row % 7},{row % 3},{'jä' if row % 2 else 'nein'}" for row in range(80)]
     (tmp_path / "tablä.csv").write_text("\n".join(["user,größe,b,liked", *rows]), encoding="utf-8")
