@@ -13,6 +13,7 @@ from pefll.data import TEST, TRAIN, federation_from_frame
 from pefll.data.column_plan import CLIP
 from pefll.data.frames import inputs_of
 from pefll.data.table_plan import TablePlan, plan_of
+from pefll.data.table_samples import from_frame
 
 ROWS = 60
 
@@ -320,6 +321,11 @@ def test_texts_need_a_rule():
     assert federation(table(note=notes), drop=["note"]).input_shape == (1,)
     made = federation(table(note=notes), treat={"note": "text"})
     assert made.input_shape == (33,)
+    with pytest.raises(PefllError, match=r"'note' has") as known:
+        federation(table(note=notes))
+    assert "names the client" not in str(known.value)
+    with pytest.raises(PefllError, match=r"names the client of each row, give it with client='user_id'.*PEFLL-D584"):
+        from_frame({"n": np.arange(ROWS), "user_id": notes, "y": [0, 1] * (ROWS // 2)}, "y", None)
     again = inputs_of({"n": [0.0], "note": ["ROW 3 is: very good!"]}, (), made.table, "t")
     np.testing.assert_array_equal(again[0, 1:], made.x.numpy()[3, 1:])
 

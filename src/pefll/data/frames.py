@@ -11,10 +11,19 @@ import numpy as np
 
 from pefll.core.arguments import shown, text
 from pefll.core.errors import PefllError
-from pefll.core.wording import counted, first_few
+from pefll.core.wording import argument, counted, first_few
 from pefll.data.arrays import as_array
 from pefll.data.missing_labels import as_numbers, has_label
-from pefll.data.raw_columns import CATEGORY, SUGGESTED, BadCell, RawColumn, all_unclear, read_column, refuse_cell
+from pefll.data.raw_columns import (
+    CATEGORY,
+    SUGGESTED,
+    BadCell,
+    RawColumn,
+    all_unclear,
+    read_column,
+    refuse_cell,
+    refuse_unread,
+)
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
 
@@ -58,9 +67,17 @@ def inputs_of(
 
 
 def raw_columns(
-    frame: Any, names: Sequence[str], rules: Mapping[str, str], where: str
+    frame: Any, names: Sequence[str], rules: Mapping[str, str], where: str, *, has_clients: bool = True
 ) -> tuple[tuple[RawColumn, ...], Array]:
-    """Return columns of a table as they are, and their values as float64 [N, columns] with NaN for missing ones."""
+    """Return columns of a table as they are, and their values as float64 [N, columns] with NaN for missing ones.
+
+    Args:
+        frame: the table.
+        names: names of the columns.
+        rules: what a column is, by its name, where the values alone do not say so.
+        where: name of the table, for errors.
+        has_clients: whether the client of each row is known; if not, an error about texts says how to name it.
+    """
     keys = _keys_by_name(frame)
     x, found = None, []
     unclear: dict[str, PefllError] = {}
@@ -79,12 +96,20 @@ def raw_columns(
         except PefllError as error:
             if error.code not in SUGGESTED:
                 raise
+            if error.code == "PEFLL-D584" and not has_clients:
+                error = _may_name_clients(error, name)
             unclear[name] = error
     if x is None:
         raise PefllError(f"{where}: there are no feature columns; name some", code="PEFLL-D158")
     if unclear:
         raise all_unclear(unclear)
     return tuple(found), x
+
+
+def _may_name_clients(error: PefllError, name: str) -> PefllError:
+    """Return the error for a column with many texts, and what to do if these are names of clients."""
+    given = argument("client", name, option="--client-column")
+    return PefllError(f"{error.args[0]}; if it names the client of each row, give it with {given}", error.code)
 
 
 def _is_categorical(values: Any) -> bool:
@@ -301,6 +326,7 @@ def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
         raise PefllError(f"{where}: there is no column {name!r}; there are {first_names(keys)}", "PEFLL-M054")
     given = frame[keys[name]]
     values = as_array(given, f"column {name!r}", where)
+    refuse_unread(values, name, where)
     if values.dtype.kind == "U" and isinstance(given, list | tuple):
         values = np.asarray(given, dtype=object)  # NumPy turned missing values among texts into the text "nan"
     if values.ndim != 1:

@@ -104,7 +104,7 @@ def samples_of_rows(
     encodes = use.encode != "none"
     table: tuple[RawColumn, ...] = ()
     if encodes:
-        table, x = raw_columns(frame, features, use.treat, name)
+        table, x = raw_columns(frame, features, use.treat, name, has_clients=client is not None)
     else:
         x = feature_matrix(frame, features, name)
     there = rows_with_labels(y, label, use, name)

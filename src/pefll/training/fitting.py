@@ -20,6 +20,7 @@ from pefll.core.schedules import Schedule
 from pefll.core.signals import Signals, Stopped, stop_signals
 from pefll.core.warning import warn
 from pefll.data.federation import Federation, check_is_federation
+from pefll.data.label_report import label_sentence, rare_classes
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
@@ -265,6 +266,10 @@ def train_all(
                 notes = [direction, *notes]
             if tell is None and spec.precision_note:
                 notes = [f"training in float32: {spec.precision_note}", *notes]
+            if spec.federation.label_column and spec is specs[0]:
+                notes = [*rare_classes(spec.federation), *notes]
+                if tell and (sentence := label_sentence(spec.federation)):
+                    notes = [sentence, *notes]
             if tell and spec.federation.table and spec is specs[0]:
                 notes = [*spec.federation.table.sentences(), *notes]
             for note in [spec.headline, *notes] if tell else notes:
