@@ -1,7 +1,7 @@
 """Compares methods on a real regression, from a raw CSV by one command each: scikit-learn's patients with diabetes.
 
     python -m benchmarks.diabetes --out results/diabetes.json     # about five minutes on one core
-    python -m benchmarks.diabetes --table results/diabetes.json   # the table again, in Markdown
+    python -m benchmarks.diabetes --table results/diabetes.json   # the tables again, in Markdown
 
 The label is the progression of the disease after a year. The CSV has the columns as they were measured: years,
 millimetres of mercury, milligrams. A client is an age group of one sex. So clients differ in their patients, but hardly
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.regressions import Study, main
+from benchmarks.regressions import Setup, Study, main
 
 
 def write_table(path: Path) -> None:
@@ -31,6 +31,11 @@ def write_table(path: Path) -> None:
     frame.to_csv(path, index=False)
 
 
+METHODS = {
+    "pefll": ("client_lr=0.02", "local_steps=2", "server_lr=3e-3", "descriptor_size=1", "embedding=linear"),
+    "fedavg": ("client_lr=0.005", "local_steps=5"),
+    "local": ("client_lr=0.001", "epochs=50"),
+}
 STUDY = Study(
     name="diabetes",
     write=write_table,
@@ -38,13 +43,13 @@ STUDY = Study(
         *("--client-column", "group", "--label", "target", "--task", "regression", "--unseen", "0.25"),
         *("--min-samples", "5", "--rounds", "200", "--clients-per-round", "5", "--eval-every", "20"),
     ),
-    methods={
-        "pefll": ("client_lr=0.02", "local_steps=2", "server_lr=3e-3", "descriptor_size=1", "embedding=linear"),
-        "fedavg": ("client_lr=0.005", "local_steps=5"),
-        "local": ("client_lr=0.001", "epochs=50"),
-    },
+    varied="columns",
     # What the clients' models see: all columns, or all but those that make the clients.
-    columns={"all columns": (), "without age and sex": ("--drop", "age,sex")},
+    setups={
+        "all columns": Setup(METHODS),
+        "without age and sex": Setup(METHODS, ("--drop", "age,sex")),
+    },
+    seeds=(0, 1, 2),
     digits=1,
 )
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -127,17 +128,22 @@ def test_the_table_of_users_is_as_raw_as_the_data_page_says():
     assert features.isna().mean().between(0.04, 0.06).all()
 
 
-def test_the_log_has_the_table_of_the_real_regression():
-    from benchmarks.diabetes import STUDY
-    from benchmarks.regressions import SEEDS, table
+@pytest.mark.parametrize(("name", "page"), [("diabetes", "LOG.md")])
+def test_the_documents_have_the_tables_of_the_real_regressions(name, page):
+    from benchmarks.regressions import differences, table
 
-    columns = json.loads((ROOT / "results" / "diabetes.json").read_text())["columns"]
-    assert list(columns) == list(STUDY.columns)
-    for methods in columns.values():
-        assert {name: tuple(run["seed"] for run in runs) for name, runs in methods.items()} == dict.fromkeys(
-            STUDY.methods, SEEDS
-        )
-    assert table(STUDY, columns) in (ROOT / "docs" / "LOG.md").read_text()
+    study = import_module(f"benchmarks.{name}").STUDY
+    setups = json.loads((ROOT / "results" / f"{name}.json").read_text())["setups"]
+    assert list(setups) == list(study.setups)
+    for setup, methods in setups.items():
+        chosen = study.setups[setup].methods
+        assert list(methods) == list(chosen)
+        for method, runs in methods.items():
+            assert [run["seed"] for run in runs] == list(study.seeds)
+            assert all(f"--set {setting} " in run["command"] for run in runs for setting in chosen[method])
+    text = (ROOT / "docs" / page).read_text()
+    assert table(study, setups) in text
+    assert differences(study, setups) in text
 
 
 def test_the_table_of_users_goes_on_where_it_was(tmp_path):

@@ -77,7 +77,7 @@ def test_a_real_regression_from_a_raw_file_by_one_command(pefll_command, tmp_pat
     STUDY.write(data)
     frame = pd.read_csv(data)
     assert frame.s2.mean() > 100 > 5 > frame.s5.mean(), "raw scales"
-    said = pefll_command(*command(STUDY, "pefll", data, 0, "--rounds", "60"), "--out", run)
+    said = pefll_command(*command(STUDY, "all columns", "pefll", data, 0), "--rounds", "60", "--out", run)
     assert said.code == 0, said.err
     unseen = json.loads((run / "summary.json").read_text())["metrics"]["best"]["unseen"]
     assert unseen["rmse"] < 0.85 * frame.target.std(), "better than the mean of all patients"
