@@ -266,8 +266,23 @@ def test_a_parquet_file_of_lists_is_not_read(tmp_path, monkeypatch, kind):
     path = tmp_path / "a.parquet"
     inner = pyarrow.array([[1.0]] * 3 if pyarrow.types.is_list(kind) else [{"a": 1}] * 3, kind)
     pyarrow.parquet.write_table(pyarrow.table({"b": inner, "label": [0, 1, 2], "client": [0, 1, 2]}), path)
-    monkeypatch.setattr("pyarrow.parquet.read_table", None)
+    read, asked = pyarrow.parquet.read_table, []
+    monkeypatch.setattr("pyarrow.parquet.read_table", lambda *path, **more: asked.append(more) or read(*path, **more))
     refused(path, "PEFLL-D160")
+    assert [each["columns"] for each in asked] == [["label", "client"]]
+
+
+def test_columns_behind_nested_ones_are_counted(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    inner = pyarrow.array([{"a": 1, "b": 2}] * 100_000)
+    for size, code in ((pyarrow.int8(), None), (pyarrow.date32(), "PEFLL-L002")):
+        table = {"inner": inner, "last": pyarrow.array([0] * 100_000, pyarrow.int32()).cast(size)}
+        pyarrow.parquet.write_table(pyarrow.table(table), path)
+        monkeypatch.setattr(limits, "ALWAYS", 4_000_000)
+        if code:
+            refused(path, code, read_frame)
+        else:
+            assert read_frame(path).shape == (100_000, 2)
 
 
 def test_dates_of_a_parquet_file_are_counted_as_objects(tmp_path, monkeypatch):

@@ -14,7 +14,16 @@ from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, first_few
 from pefll.data.arrays import as_array
 from pefll.data.missing_labels import as_numbers, has_label
-from pefll.data.raw_columns import CATEGORY, SUGGESTED, BadCell, RawColumn, all_unclear, read_column, refuse_cell
+from pefll.data.raw_columns import (
+    CATEGORY,
+    SUGGESTED,
+    BadCell,
+    RawColumn,
+    all_unclear,
+    read_column,
+    refuse_cell,
+    refuse_unread,
+)
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
 
@@ -317,6 +326,7 @@ def _column(frame: Any, keys: dict[str, Any], name: str, where: str) -> Array:
         raise PefllError(f"{where}: there is no column {name!r}; there are {first_names(keys)}", "PEFLL-M054")
     given = frame[keys[name]]
     values = as_array(given, f"column {name!r}", where)
+    refuse_unread(values, name, where)
     if values.dtype.kind == "U" and isinstance(given, list | tuple):
         values = np.asarray(given, dtype=object)  # NumPy turned missing values among texts into the text "nan"
     if values.ndim != 1:

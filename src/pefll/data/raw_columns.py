@@ -63,6 +63,19 @@ class RawColumn:
     values: tuple[str, ...] = ()
 
 
+class Unread:
+    """Stands for each value of a column of lists, or of other nested values, that was not read from a file."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+def refuse_unread(values: Array, name: str, where: str) -> None:
+    """Raise PefllError if a column [N] was not read, because its values are nested."""
+    if values.dtype == object and values.size and isinstance(values.flat[0], Unread):
+        raise _no_values(where, name, values.flat[0].kind)
+
+
 def refuse_cell(row: int, error: PefllError) -> None:
     """Raise the error of a cell that cannot be read."""
     del row

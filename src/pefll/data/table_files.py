@@ -9,9 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pefll.core.errors import PefllError, first_line
 from pefll.core.wording import counted
 from pefll.data.limits import NUMBER, OBJECT, check_growth
+from pefll.data.raw_columns import Unread
 
 CSV = (".csv", ".tsv")
 PARQUET = (".parquet", ".pq")
@@ -20,10 +23,15 @@ TABLES = (*CSV, *PARQUET)
 # Memory that pandas needs to read a CSV, in bytes per cell and per column. Cells that a short line lacks count too.
 _CSV_CELL, _CSV_COLUMN = 25, 2_000
 _CHUNK = 1 << 20  # bytes
+_LONGEST = 40  # characters of a type
 
 
 def read_frame(path: Path) -> Any:
-    """Return the table in a CSV or Parquet file as a pandas data frame."""
+    """Return the table in a CSV or Parquet file as a pandas data frame.
+
+    Parquet columns of lists or other nested values are not read. Their values are `Unread`, so that only a use of them
+    is an error.
+    """
     parquet = path.suffix.lower() in PARQUET
     what = "Parquet" if parquet else "CSV"
     try:
@@ -105,17 +113,17 @@ def _check_csv(path: Path, separator: str) -> int:
 
 def _read_parquet(path: Path, pyarrow: Any) -> Any:
     """Return the table in a Parquet file; PefllError if the table would take too much memory."""
-    stored, needed, texts = path.stat().st_size, 0, []
+    stored, needed, texts, first = path.stat().st_size, 0, [], 0
     about = pyarrow.parquet.read_metadata(path)
-    for place, field in enumerate(about.schema.to_arrow_schema()):
-        kind = field.type
-        while isinstance(kind, pyarrow.BaseExtensionType | pyarrow.DictionaryType):
-            kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind.storage_type
+    schema = about.schema.to_arrow_schema()
+    unread: dict[str, Unread] = {}
+    for field in schema:
+        kind, place = _stored(field.type, pyarrow), first
+        first += _leaves(kind, pyarrow)
         if pyarrow.types.is_nested(kind):
-            raise PefllError(
-                f"{path.name}: column {field.name!r} does not hold numbers; turn it into numbers or leave it out",
-                code="PEFLL-D160",
-            )
+            unread[field.name] = Unread(str(kind)[:_LONGEST])
+            needed += about.num_rows * NUMBER
+            continue
         if _is_text(pyarrow.types, kind):
             texts.append(field.name)
         # Dates, times and decimal numbers become Python objects, like texts.
@@ -124,18 +132,44 @@ def _read_parquet(path: Path, pyarrow: Any) -> Any:
         )
         width = kind.byte_width if pyarrow.types.is_fixed_size_binary(kind) else 0
         for group in map(about.row_group, range(about.num_row_groups)):
-            part = group.column(place)  # `place` is right because no column is nested; equal values take few bytes
+            part = group.column(place)  # equal values take few bytes
             rows = max(part.num_values, group.num_rows, 0)
             needed += max(part.total_uncompressed_size, rows * (NUMBER if is_number else OBJECT + width))
+    if first != about.num_columns:
+        raise ValueError("its schema does not fit its columns")
     check_growth(str(path), stored, needed)
     # The file stores equal texts once. So does a dictionary array, so that the full size can be checked first.
-    table = pyarrow.parquet.read_table(path, read_dictionary=texts)
+    flat = [name for name in schema.names if name not in unread] if unread else None
+    table = pyarrow.parquet.read_table(path, columns=flat, read_dictionary=texts)
     for chunk in (chunk for column in table.columns for chunk in column.chunks):
         if isinstance(chunk, pyarrow.DictionaryArray) and _is_text(pyarrow.types, chunk.dictionary.type):
             lengths = pyarrow.compute.binary_length(chunk.dictionary).cast("int64").take(chunk.indices)
             needed += pyarrow.compute.sum(lengths).as_py() or 0
     check_growth(str(path), stored, needed)
-    return table.to_pandas()
+    return _with_unread(table.to_pandas(), unread)
+
+
+def _with_unread(frame: Any, unread: dict[str, Unread]) -> Any:
+    """Return a data frame with a column for each nested column of the file, which has no values."""
+    if not unread:
+        return frame
+    import pandas
+
+    columns = {name: np.full(len(frame), each, dtype=object) for name, each in unread.items()}
+    return pandas.concat([frame, pandas.DataFrame(columns, index=frame.index)], axis=1)
+
+
+def _stored(kind: Any, pyarrow: Any) -> Any:
+    """Return the type of the values of an extension or dictionary type; other types unchanged."""
+    while isinstance(kind, pyarrow.BaseExtensionType | pyarrow.DictionaryType):
+        kind = kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind.storage_type
+    return kind
+
+
+def _leaves(kind: Any, pyarrow: Any) -> int:
+    """Return how many columns of a Parquet file hold the values of a pyarrow type: several for a nested type."""
+    kind = _stored(kind, pyarrow)
+    return sum(_leaves(kind.field(place).type, pyarrow) for place in range(kind.num_fields)) or 1
 
 
 def _is_text(types: Any, kind: Any) -> bool:
