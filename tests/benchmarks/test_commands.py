@@ -99,7 +99,7 @@ def test_the_data_page_has_the_table_of_the_results():
     assert table(methods) in (ROOT / "docs" / "data.md").read_text()
 
 
-@pytest.mark.parametrize(("name", "page"), [("diabetes", "LOG.md")])
+@pytest.mark.parametrize(("name", "page"), [("diabetes", "LOG.md"), ("wages", "tasks.md")])
 def test_the_documents_have_the_tables_of_the_real_regressions(name, page):
     from benchmarks.regressions import differences, table
 
