@@ -128,7 +128,7 @@ def test_the_table_of_users_is_as_raw_as_the_data_page_says():
     assert features.isna().mean().between(0.04, 0.06).all()
 
 
-@pytest.mark.parametrize(("name", "page"), [("diabetes", "LOG.md")])
+@pytest.mark.parametrize(("name", "page"), [("diabetes", "LOG.md"), ("wages", "tasks.md")])
 def test_the_documents_have_the_tables_of_the_real_regressions(name, page):
     from benchmarks.regressions import differences, table
 
