@@ -276,9 +276,9 @@ def test_what_does_not_fit_is_one_sentence_before_training(given, code, tmp_path
 
 def test_the_command_line_is_told_its_own_setting(pefll_command, tmp_path):  # noqa: F811
     STUDY.write(tmp_path / "data.csv")
-    trained = command(STUDY, "pefll", tmp_path / "data.csv", 0, "--rounds", "1")
+    trained = command(STUDY, "all columns", "pefll", tmp_path / "data.csv", 0)
     words = ["pefll-prior" if word == "pefll" else word for word in trained]
-    said = pefll_command(*words, "--out", tmp_path / "run")
+    said = pefll_command(*words, "--rounds", "1", "--out", tmp_path / "run")
     assert said.code == 2
     assert "add --set histogram=false, or take the method pefll" in " ".join(said.err.split())
 
