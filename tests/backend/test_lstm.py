@@ -102,6 +102,32 @@ def test_without_gradients_some_clients_are_computed_at_a_time(monkeypatch, hidd
         close(torch.vmap(lstm_layer)(*given_), wanted)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU runs all programs at the same time")
+def test_programs_of_a_sequence_exchange_states(monkeypatch):
+    """Without waiting, a launch gets one more time step right: the states before it are those of the launch before."""
+    from pefll.backend.kernels import lstm, lstm_sequence
+
+    monkeypatch.setattr(lstm_sequence, "_wait", lambda arrived, target: None)
+    monkeypatch.setattr(lstm, "persistent", False)
+    length, samples, hidden = 3, 35, 40
+    x, of_input, of_state, *biases = arrays(2, length, samples, 3, hidden)
+    products = (x @ of_input.mT[:, None]).contiguous()
+    wanted = torch.empty(2, length, samples, hidden)
+    kept = lstm.forward(products.clone(), of_state, *biases, "tf32x3", True, wanted)
+    got = [torch.zeros_like(each) for each in (*kept[:2], wanted)]
+    for _ in range(length):
+        lstm_sequence.forward(products, of_state, *biases, *got, got[2], "tf32x3", True, False)
+    for one, other in zip(got, (*kept[:2], wanted), strict=True):
+        close(one, other.double())
+    g, back = random(*wanted.shape), of_state.mT.contiguous()
+    dgates, db = lstm.backward(g, *kept[:2], back, "tf32x3")
+    found, of_bias = torch.zeros_like(dgates), torch.zeros(2, 2, 4 * hidden)
+    for _ in range(length):
+        lstm_sequence.backward(g, *kept[:2], back, found, of_bias, "tf32x3")
+    close(found, dgates.double())
+    close(of_bias.sum(dim=1), db.double())
+
+
 def test_clients_may_share_weights_or_inputs_or_be_mapped_in_several_axes():
     x, *parameters = arrays(2, 3, 4, 5, 6)
     shared = torch.vmap(lstm_layer, in_dims=(0, None, None, None, None))(x, *(each[0] for each in parameters))
@@ -110,6 +136,15 @@ def test_clients_may_share_weights_or_inputs_or_be_mapped_in_several_axes():
     twice = [torch.stack([each, each.flip(0)]) for each in (x, *parameters)]
     got = torch.vmap(torch.vmap(lstm_layer))(*twice)
     close(got[1].flip(0), got[0].double(), within=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [4, 20])
+def test_without_gradients_some_clients_at_a_time(monkeypatch, hidden):
+    given_ = arrays(5, 3, 2, 3, hidden)
+    wanted = torch.vmap(lstm_layer)(*(each.double() for each in given_))
+    for most in (1, 2 * 3 * 2 * 4 * hidden, 1 << 29):
+        monkeypatch.setattr(backend_lstm, "MOST_AT_ONCE", most)
+        close(torch.vmap(lstm_layer)(*given_), wanted)
 
 
 def test_ordinary_autograd_and_jacobians_take_the_kernels_too():

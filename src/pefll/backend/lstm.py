@@ -30,12 +30,8 @@ def _lstm(
 
     These are gates and memories, and the states in the type of factors (empty if they are float32).
     """
-    from pefll.backend.kernels import lstm as kernels
-
-    kind = _factor_type(x, precision)
-    by_gate = _product(_rows(x).to(kind), of_input.to(kind).mT).unflatten(1, x.shape[1:3])  # type: ignore[no-untyped-call]
-    weights, biases = packed(of_state.to(kind)), (packed(bias_1), packed(bias_2))
-    states, gates, memories, factors = kernels.forward(by_gate, weights, *biases, _float32_products(precision))
+    states = x.new_empty((*x.shape[:3], of_state.shape[2]))
+    gates, memories, factors = _run(x, of_input, of_state, bias_1, bias_2, precision, True, states)
     return states, gates, memories, factors if factors is not states else x.new_empty((len(x), 0))
 
 
@@ -43,10 +39,31 @@ def _lstm(
 def _lstm_states(
     x: Tensor, of_input: Tensor, of_state: Tensor, bias_1: Tensor, bias_2: Tensor, precision: str
 ) -> Tensor:
-    """Return the states [c, T, b, h] of x [c, T, b, i], for some clients at a time: their gates take much memory."""
-    clients = max(1, MOST_AT_ONCE // (x[0, ..., 0].numel() * of_state.shape[1]))
-    parts = (torch.split(each, clients) for each in (x, of_input, of_state, bias_1, bias_2))
-    return torch.cat([_lstm(*part, precision)[0] for part in zip(*parts, strict=True)])
+    """Return the states [c, T, b, h] of x [c, T, b, i]; a part of the clients at a time, to save memory."""
+    states = x.new_empty((*x.shape[:3], of_state.shape[2]))
+    clients = max(1, MOST_AT_ONCE // (4 * states[0].numel()))
+    for first in range(0, len(x), clients):
+        of = slice(first, first + clients)
+        _run(x[of], of_input[of], of_state[of], bias_1[of], bias_2[of], precision, False, states[of])
+    return states
+
+
+def _run(
+    x: Tensor,
+    of_input: Tensor,
+    of_state: Tensor,
+    bias_1: Tensor,
+    bias_2: Tensor,
+    precision: str,
+    keeps: bool,
+    states: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from pefll.backend.kernels import lstm as kernels
+
+    kind = _factor_type(x, precision)
+    by_gate = _product(_rows(x).to(kind), of_input.to(kind).mT).view(*x.shape[:3], -1)
+    parameters = packed(of_state.to(kind)), packed(bias_1), packed(bias_2)
+    return kernels.forward(by_gate, *parameters, _float32_products(precision), keeps, states)
 
 
 @custom_op("pefll::lstm_backward", mutates_args=())

@@ -1,14 +1,12 @@
 """Triton kernels for the time steps of an LSTM layer with a client axis, forward and backward.
 
 A program computes all four gates of a block of hidden units, for a block of samples of one client. It needs the states
-of all hidden units at the time step before, so all programs of these samples must have finished that step. Either each
-time step is a launch, or one launch does all time steps and programs wait for each other. The second is faster, but
-all programs must run at the same time.
+of all hidden units at the time step before, so each time step is a launch. If all programs fit on the card at the same
+time, one launch does all time steps; see `pefll.backend.kernels.lstm_sequence`.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -16,20 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pefll.backend.kernels.tiles import shared_memory, side
+from pefll.backend.kernels import lstm_sequence
+from pefll.backend.kernels.tiles import processors, shared_memory, side
 
 # Whether one launch does all time steps, if all programs fit on the card at the same time.
 persistent = True
-
-
-@triton.jit
-def _wait_for_all(arrived, target):
-    """Wait until `target` programs have called this; afterwards all of them see what any of them has written."""
-    tl.debug_barrier()
-    tl.atomic_add(arrived, 1, sem="release")
-    while tl.atomic_add(arrived, 0, sem="acquire") < target:
-        pass
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -37,13 +26,16 @@ def _tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
-@triton.jit(do_not_specialize=["start", "stop"])
+@triton.jit(do_not_specialize=["t"])
 def _forward(
-    products, w, bias_1, bias_2, gates, memories, states, factors, arrived, start, stop, B, T, sw_c, s1_c, s2_c,
-    H: tl.constexpr, COPIES: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
+    products, w, bias_1, bias_2, gates, memories, states, factors, t, B, T, sw_c, s1_c, s2_c,
+    H: tl.constexpr, KEEPS: tl.constexpr, COPIES: tl.constexpr, PRECISION: tl.constexpr,
     BB: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute time steps start..stop-1. `factors` are the states again, in the type of factors."""
+    """Compute time step t. `factors` are the states again, in the type of factors.
+
+    Gates and memories of all time steps are stored for a backward pass, or (without KEEPS) the last memory alone.
+    """
     client = tl.program_id(2).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -52,65 +44,63 @@ def _forward(
     place_4 = b[:, None] * (4 * H) + o[None, :]  # of one of the first gate; the next gate is H further
     states += client * T * B * H
     factors += client * T * B * H
-    memories += client * T * B * H
+    memories += client * (T if KEEPS else 1) * B * H
     products += client * T * B * (4 * H)
     gates += client * T * B * (4 * H)
     w += client * sw_c
     bias_1 += client * s1_c + o
     bias_2 += client * s2_c + o
-    arrived += client * tl.num_programs(1) + tl.program_id(1)
     bias_i = tl.load(bias_1, mask=o < H, other=0.0) + tl.load(bias_2, mask=o < H, other=0.0)
     bias_f = tl.load(bias_1 + H, mask=o < H, other=0.0) + tl.load(bias_2 + H, mask=o < H, other=0.0)
     bias_n = tl.load(bias_1 + 2 * H, mask=o < H, other=0.0) + tl.load(bias_2 + 2 * H, mask=o < H, other=0.0)
     bias_o = tl.load(bias_1 + 3 * H, mask=o < H, other=0.0) + tl.load(bias_2 + 3 * H, mask=o < H, other=0.0)
-    memory = tl.load(memories + (start - 1) * B * H + place, mask=inside & (start > 0), other=0.0)
-    # Never pipelined: a load ahead of its time step would miss what other programs write.
-    for t in tl.range(start, stop, num_stages=1):
-        let_in = tl.zeros([BB, BH], tl.float32)
-        forget = tl.zeros([BB, BH], tl.float32)
-        new = tl.zeros([BB, BH], tl.float32)
-        let_out = tl.zeros([BB, BH], tl.float32)
-        for k0 in range(0, H, BK):
-            k = k0 + tl.arange(0, BK)
-            before = factors + (t - 1) * B * H + b[:, None] * H + k[None, :]
-            a = tl.load(before, mask=(b < B)[:, None] & (k < H)[None, :] & (t > 0), other=0.0, cache_modifier=".cg")
-            weight = w + o[None, :] * H + k[:, None]
-            valid = (o < H)[None, :] & (k < H)[:, None]
-            f = tl.load(weight, mask=valid, other=0.0)
-            let_in = tl.dot(a, f, let_in, input_precision=PRECISION)
-            f = tl.load(weight + H * H, mask=valid, other=0.0)
-            forget = tl.dot(a, f, forget, input_precision=PRECISION)
-            f = tl.load(weight + 2 * H * H, mask=valid, other=0.0)
-            new = tl.dot(a, f, new, input_precision=PRECISION)
-            f = tl.load(weight + 3 * H * H, mask=valid, other=0.0)
-            let_out = tl.dot(a, f, let_out, input_precision=PRECISION)
-        product = products + t * B * (4 * H) + place_4
-        let_in = tl.sigmoid(let_in + tl.load(product, mask=inside, other=0.0) + bias_i[None, :])
-        forget = tl.sigmoid(forget + tl.load(product + H, mask=inside, other=0.0) + bias_f[None, :])
-        new = _tanh(new + tl.load(product + 2 * H, mask=inside, other=0.0) + bias_n[None, :])
-        let_out = tl.sigmoid(let_out + tl.load(product + 3 * H, mask=inside, other=0.0) + bias_o[None, :])
-        memory = forget * memory + let_in * new
-        state = let_out * _tanh(memory)
-        tl.store(states + t * B * H + place, state, mask=inside)
-        if COPIES:
-            tl.store(factors + t * B * H + place, state, mask=inside)
+    known = memories + ((t - 1) * B * H if KEEPS else 0) + place
+    memory = tl.load(known, mask=inside & (t > 0), other=0.0)
+    let_in = tl.zeros([BB, BH], tl.float32)
+    forget = tl.zeros([BB, BH], tl.float32)
+    new = tl.zeros([BB, BH], tl.float32)
+    let_out = tl.zeros([BB, BH], tl.float32)
+    for k0 in range(0, H, BK):
+        k = k0 + tl.arange(0, BK)
+        before = factors + (t - 1) * B * H + b[:, None] * H + k[None, :]
+        a = tl.load(before, mask=(b < B)[:, None] & (k < H)[None, :] & (t > 0), other=0.0)
+        weight = w + o[None, :] * H + k[:, None]
+        valid = (o < H)[None, :] & (k < H)[:, None]
+        f = tl.load(weight, mask=valid, other=0.0)
+        let_in = tl.dot(a, f, let_in, input_precision=PRECISION)
+        f = tl.load(weight + H * H, mask=valid, other=0.0)
+        forget = tl.dot(a, f, forget, input_precision=PRECISION)
+        f = tl.load(weight + 2 * H * H, mask=valid, other=0.0)
+        new = tl.dot(a, f, new, input_precision=PRECISION)
+        f = tl.load(weight + 3 * H * H, mask=valid, other=0.0)
+        let_out = tl.dot(a, f, let_out, input_precision=PRECISION)
+    product = products + t * B * (4 * H) + place_4
+    let_in = tl.sigmoid(let_in + tl.load(product, mask=inside, other=0.0) + bias_i[None, :])
+    forget = tl.sigmoid(forget + tl.load(product + H, mask=inside, other=0.0) + bias_f[None, :])
+    new = _tanh(new + tl.load(product + 2 * H, mask=inside, other=0.0) + bias_n[None, :])
+    let_out = tl.sigmoid(let_out + tl.load(product + 3 * H, mask=inside, other=0.0) + bias_o[None, :])
+    memory = forget * memory + let_in * new
+    state = let_out * _tanh(memory)
+    tl.store(states + t * B * H + place, state, mask=inside)
+    if COPIES:
+        tl.store(factors + t * B * H + place, state, mask=inside)
+    if KEEPS:
         tl.store(memories + t * B * H + place, memory, mask=inside)
         gate = gates + t * B * (4 * H) + place_4
         tl.store(gate, let_in, mask=inside)
         tl.store(gate + H, forget, mask=inside)
         tl.store(gate + 2 * H, new, mask=inside)
         tl.store(gate + 3 * H, let_out, mask=inside)
-        if WAITS:
-            _wait_for_all(arrived, (t - start + 1) * tl.num_programs(0))
+    else:
+        tl.store(memories + place, memory, mask=inside)
 
 
-@triton.jit(do_not_specialize=["start", "stop"])
+@triton.jit(do_not_specialize=["t"])
 def _backward(
-    g, gates, memories, w, dgates, carried, db, arrived, start, stop, B, T, sw_c,
-    H: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
-    BB: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    g, gates, memories, w, dgates, carried, db, t, B, T, sw_c,
+    H: tl.constexpr, PRECISION: tl.constexpr, BB: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute steps start..stop-1 of the backward pass; the first one is of the last time step."""
+    """Compute time step t of the backward pass, which starts with the last one."""
     client = tl.program_id(2).to(tl.int64)
     b = tl.program_id(1) * BB + tl.arange(0, BB)
     o = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -125,49 +115,44 @@ def _backward(
     carried += client * B * H + place
     group = client * tl.num_programs(1) + tl.program_id(1)
     db += group * (4 * H) + o
-    arrived += group
-    later = (o < H) & (start > 0)
+    later = (o < H) & (t + 1 < T)
     db_i = tl.load(db, mask=later, other=0.0)
     db_f = tl.load(db + H, mask=later, other=0.0)
     db_n = tl.load(db + 2 * H, mask=later, other=0.0)
     db_o = tl.load(db + 3 * H, mask=later, other=0.0)
-    dmemory = tl.load(carried, mask=inside & (start > 0), other=0.0)
-    for step in tl.range(start, stop, num_stages=1):
-        t = T - 1 - step
-        dstate = tl.zeros([BB, BH], tl.float32)
-        for k0 in range(0, 4 * H, BK):
-            k = k0 + tl.arange(0, BK)
-            after = dgates + (t + 1) * B * (4 * H) + b[:, None] * (4 * H) + k[None, :]
-            valid = (b < B)[:, None] & (k < 4 * H)[None, :] & (step > 0)
-            a = tl.load(after, mask=valid, other=0.0, cache_modifier=".cg")
-            valid = (o < H)[None, :] & (k < 4 * H)[:, None]
-            f = tl.load(w + o[None, :] * (4 * H) + k[:, None], mask=valid, other=0.0)
-            dstate = tl.dot(a, f, dstate, input_precision=PRECISION)
-        dstate += tl.load(g + t * B * H + place, mask=inside, other=0.0)
-        gate = gates + t * B * (4 * H) + place_4
-        let_in = tl.load(gate, mask=inside, other=0.0).to(tl.float32)
-        forget = tl.load(gate + H, mask=inside, other=0.0).to(tl.float32)
-        new = tl.load(gate + 2 * H, mask=inside, other=0.0).to(tl.float32)
-        let_out = tl.load(gate + 3 * H, mask=inside, other=0.0).to(tl.float32)
-        shown = _tanh(tl.load(memories + t * B * H + place, mask=inside, other=0.0))
-        before = tl.load(memories + (t - 1) * B * H + place, mask=inside & (t > 0), other=0.0)
-        dmemory += dstate * let_out * (1.0 - shown * shown)
-        d_i = dmemory * new * let_in * (1.0 - let_in)
-        d_f = dmemory * before * forget * (1.0 - forget)
-        d_n = dmemory * let_in * (1.0 - new * new)
-        d_o = dstate * shown * let_out * (1.0 - let_out)
-        dmemory *= forget
-        dgate = dgates + t * B * (4 * H) + place_4
-        tl.store(dgate, d_i, mask=inside)
-        tl.store(dgate + H, d_f, mask=inside)
-        tl.store(dgate + 2 * H, d_n, mask=inside)
-        tl.store(dgate + 3 * H, d_o, mask=inside)
-        db_i += tl.sum(d_i, axis=0)
-        db_f += tl.sum(d_f, axis=0)
-        db_n += tl.sum(d_n, axis=0)
-        db_o += tl.sum(d_o, axis=0)
-        if WAITS:
-            _wait_for_all(arrived, (step - start + 1) * tl.num_programs(0))
+    dmemory = tl.load(carried, mask=inside & (t + 1 < T), other=0.0)
+    dstate = tl.zeros([BB, BH], tl.float32)
+    for k0 in range(0, 4 * H, BK):
+        k = k0 + tl.arange(0, BK)
+        after = dgates + (t + 1) * B * (4 * H) + b[:, None] * (4 * H) + k[None, :]
+        valid = (b < B)[:, None] & (k < 4 * H)[None, :] & (t + 1 < T)
+        a = tl.load(after, mask=valid, other=0.0)
+        valid = (o < H)[None, :] & (k < 4 * H)[:, None]
+        f = tl.load(w + o[None, :] * (4 * H) + k[:, None], mask=valid, other=0.0)
+        dstate = tl.dot(a, f, dstate, input_precision=PRECISION)
+    dstate += tl.load(g + t * B * H + place, mask=inside, other=0.0)
+    gate = gates + t * B * (4 * H) + place_4
+    let_in = tl.load(gate, mask=inside, other=0.0).to(tl.float32)
+    forget = tl.load(gate + H, mask=inside, other=0.0).to(tl.float32)
+    new = tl.load(gate + 2 * H, mask=inside, other=0.0).to(tl.float32)
+    let_out = tl.load(gate + 3 * H, mask=inside, other=0.0).to(tl.float32)
+    shown = _tanh(tl.load(memories + t * B * H + place, mask=inside, other=0.0))
+    before = tl.load(memories + (t - 1) * B * H + place, mask=inside & (t > 0), other=0.0)
+    dmemory += dstate * let_out * (1.0 - shown * shown)
+    d_i = dmemory * new * let_in * (1.0 - let_in)
+    d_f = dmemory * before * forget * (1.0 - forget)
+    d_n = dmemory * let_in * (1.0 - new * new)
+    d_o = dstate * shown * let_out * (1.0 - let_out)
+    dmemory *= forget
+    dgate = dgates + t * B * (4 * H) + place_4
+    tl.store(dgate, d_i, mask=inside)
+    tl.store(dgate + H, d_f, mask=inside)
+    tl.store(dgate + 2 * H, d_n, mask=inside)
+    tl.store(dgate + 3 * H, d_o, mask=inside)
+    db_i += tl.sum(d_i, axis=0)
+    db_f += tl.sum(d_f, axis=0)
+    db_n += tl.sum(d_n, axis=0)
+    db_o += tl.sum(d_o, axis=0)
     tl.store(carried, dmemory, mask=inside)
     tl.store(db, db_i, mask=o < H)
     tl.store(db + H, db_f, mask=o < H)
@@ -176,9 +161,9 @@ def _backward(
 
 
 def forward(
-    products: Tensor, w: Tensor, bias_1: Tensor, bias_2: Tensor, precision: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return states [c, T, b, h], gates [c, T, b, 4h] and memories [c, T, b, h]; and the states as factors.
+    products: Tensor, w: Tensor, bias_1: Tensor, bias_2: Tensor, precision: str, keeps: bool, states: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write the states, and return gates [c, T, b, 4h], memories [c, T, b, h] and the states as factors.
 
     Args:
         products: of the input and its weights, float32 [c, T, b, 4h], contiguous; it may be overwritten.
@@ -186,24 +171,29 @@ def forward(
         bias_1: [c, 4h], contiguous rows.
         bias_2: [c, 4h], contiguous rows.
         precision: of float32 products: tf32x3 or tf32.
+        keeps: whether a backward pass needs gates and memories; if not, they are not returned in full.
+        states: [c, T, b, h], contiguous; it is written.
     """
-    clients, times, samples, gates4 = products.shape
-    hidden = gates4 // 4
-    states = products.new_empty((clients, times, samples, hidden))
-    memories = torch.empty_like(states)
+    clients, times, samples, hidden = states.shape
+    memories = torch.empty_like(states) if keeps else states.new_empty((clients, 1, samples, hidden))
     copies = w.dtype != states.dtype
     factors = torch.empty_like(states, dtype=w.dtype) if copies else states
-    gates = torch.empty_like(products, dtype=w.dtype) if copies else products
-    tile = _forward_tile(w, clients, samples, hidden, precision)
+    gates = torch.empty_like(products, dtype=w.dtype) if copies and keeps else products
+    arrays = products, w, bias_1, bias_2, gates, memories, states, factors
+    parts = lstm_sequence.launches(w, clients, samples, hidden, precision) if persistent else None
+    if parts is not None:
+        for part in parts:
+            lstm_sequence.forward(*(array[part] for array in arrays), precision, keeps, copies)
+        return gates, memories, factors
+    tile = _tile(w, clients, samples, hidden, side(hidden, 64), 4, precision)
     grid = (triton.cdiv(hidden, tile.units), triton.cdiv(samples, tile.samples), clients)
-    arrived = _counters(products, grid)
-    for start, stop in _launches(times, tile.waits):
+    for t in range(times):
         _forward[grid](
-            products, w, bias_1, bias_2, gates, memories, states, factors, arrived, start, stop, samples, times,
-            w.stride(0), bias_1.stride(0), bias_2.stride(0), H=hidden, COPIES=copies, WAITS=tile.waits,
-            PRECISION=precision, BB=tile.samples, BH=tile.units, BK=tile.inner, **_options(tile, w),
+            *arrays, t, samples, times, w.stride(0), bias_1.stride(0), bias_2.stride(0),
+            H=hidden, KEEPS=keeps, COPIES=copies, PRECISION=precision,
+            BB=tile.samples, BH=tile.units, BK=tile.inner, num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
-    return states, gates, memories, factors
+    return gates, memories, factors
 
 
 def backward(g: Tensor, gates: Tensor, memories: Tensor, w: Tensor, precision: str) -> tuple[Tensor, Tensor]:
@@ -219,55 +209,31 @@ def backward(g: Tensor, gates: Tensor, memories: Tensor, w: Tensor, precision: s
         precision: of float32 products: tf32x3 or tf32.
     """
     clients, times, samples, hidden = g.shape
-    tile = _backward_tile(w, clients, samples, hidden, precision)
+    tile = _tile(w, clients, samples, hidden, side(4 * hidden, 128), 1, precision)
     grid = (triton.cdiv(hidden, tile.units), triton.cdiv(samples, tile.samples), clients)
     dgates = torch.empty_like(gates, dtype=w.dtype)
-    carried = g.new_empty((clients, samples, hidden))
     db = g.new_empty((clients, grid[1], 4 * hidden))
-    arrived = _counters(g, grid)
-    for start, stop in _launches(times, tile.waits):
+    parts = lstm_sequence.launches(w, clients, samples, hidden, precision, backwards=True) if persistent else None
+    if parts is not None:
+        for part in parts:
+            lstm_sequence.backward(*(array[part] for array in (g, gates, memories, w, dgates, db)), precision)
+        return dgates, db.sum(dim=1)
+    carried = g.new_empty((clients, samples, hidden))
+    for t in reversed(range(times)):
         _backward[grid](
-            g, gates, memories, w, dgates, carried, db, arrived, start, stop, samples, times, w.stride(0),
-            H=hidden, WAITS=tile.waits, PRECISION=precision,
-            BB=tile.samples, BH=tile.units, BK=tile.inner, **_options(tile, w),
+            g, gates, memories, w, dgates, carried, db, t, samples, times, w.stride(0), H=hidden, PRECISION=precision,
+            BB=tile.samples, BH=tile.units, BK=tile.inner, num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
     return dgates, db.sum(dim=1)
 
 
-def _launches(times: int, waits: bool) -> list[tuple[int, int]]:
-    """Return the time steps of each launch, as start and stop."""
-    return [(0, times)] if waits else [(t, t + 1) for t in range(times)]
-
-
-def _counters(like: Tensor, grid: tuple[int, int, int]) -> Tensor:
-    """Return counters of programs, zeros [c, blocks of samples]."""
-    return torch.zeros((grid[2], grid[1]), dtype=torch.int32, device=like.device)
-
-
 class Tile(NamedTuple):
-    """A program's share of the work, and how it runs."""
+    """Sizes of a program's tiles, and how many of them are loaded ahead."""
 
     samples: int
     units: int
     inner: int
-    warps: int
     stages: int
-    waits: bool  # for other programs; one launch does all time steps
-
-
-def _options(tile: Tile, w: Tensor) -> dict[str, int | bool]:
-    options: dict[str, int | bool] = {"num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.waits and w.is_cuda:
-        options["launch_cooperative_grid"] = True  # all programs run at the same time, or the launch fails
-    return options
-
-
-def _forward_tile(w: Tensor, clients: int, samples: int, hidden: int, precision: str) -> Tile:
-    return _tile(w, clients, samples, hidden, side(hidden, 64), 4, precision)
-
-
-def _backward_tile(w: Tensor, clients: int, samples: int, hidden: int, precision: str) -> Tile:
-    return _tile(w, clients, samples, hidden, side(4 * hidden, 128), 1, precision)
 
 
 def _tile(w: Tensor, clients: int, samples: int, hidden: int, inner: int, gates: int, precision: str) -> Tile:
@@ -275,23 +241,14 @@ def _tile(w: Tensor, clients: int, samples: int, hidden: int, inner: int, gates:
 
     Small blocks of units spread few clients over the card; large ones read the states of many clients less often.
     """
-    rows, processors = side(samples, 32), _processors(w.device)
-    groups = clients * triton.cdiv(samples, rows)
-    sizes = [units for units in (16, 32, 64) if units < 2 * hidden] or [16]
-    programs = {units: groups * triton.cdiv(hidden, units) for units in sizes}
-    # Two programs of bfloat16 factors fit on a processor; of float32 factors, perhaps only one.
-    at_once = processors * (2 if w.element_size() == 2 else 1)
-    if not w.is_cuda:
-        at_once = groups  # the interpreter runs one program after the other, so none may wait for another
-    together = [units for units in sizes if programs[units] <= at_once] if persistent else []
-    units = together[0] if together else 16 if programs[16] <= 2 * processors else sizes[:2][-1]
-    per_stage = w.element_size() * inner * (rows + gates * units) * (4 if precision == "tf32x3" else 3) // 3
-    limit = shared_memory(w.device) // (2 if programs[units] > processors else 1) - 2048
-    stages = max(2, min(5, 1 + limit // per_stage))
-    return Tile(rows, units, inner, 4, stages, bool(together))
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    """Return the number of a card's processors."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    rows = side(samples, 32)  # as in `lstm_sequence`
+    programs = clients * triton.cdiv(samples, rows) * triton.cdiv(hidden, 16)
+    units = 16 if programs <= 2 * processors(w.device) else side(hidden, 32)
+    # Two programs at a time on a processor.
+    limit = shared_memory(w.device) // 2 - 2048
+    while True:
+        per_stage = w.element_size() * inner * (rows + gates * units) * (4 if precision == "tf32x3" else 3) // 3
+        stages = 1 + limit // per_stage
+        if stages >= 3 or inner <= 32:
+            return Tile(rows, units, inner, max(2, min(5, stages)))
+        inner //= 2

@@ -41,3 +41,9 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 1 << 30
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 1 << 16))
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return the number of a card's processors; for the interpreter, those of an H200."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
