@@ -86,6 +86,16 @@ def test_clients_are_numbers_or_names(run):
         run.predictions(federation=elsewhere)
 
 
+def test_an_integer_is_never_another_client_by_mistake(run):
+    """Names first, as in `unseen_clients`; a number in the federation only if it cannot be meant as a name."""
+    ids = dataclasses.replace(run.federation, names=(), keys=np.array([0, 2, 1, 33, 4, 5, 6, 7]))
+    for who, client in ((33, 3), ("33", 3), (0, 0), ("2", 1), ("1", 2)):
+        assert set(run.predictions(who, "train", ids).client) == {client}
+    for wrong, code in ((1, "T632"), ([0, np.int64(2)], "T632"), (3, "T625"), ("3", "T625"), (-1, "T625")):
+        with pytest.raises(pefll.PefllError, match=f"PEFLL-{code}"):
+            run.predictions(wrong, "train", ids)
+
+
 def test_frames(run, monkeypatch):
     pytest.importorskip("pandas")
     found = run.predictions("user 3")

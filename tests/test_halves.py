@@ -324,4 +324,4 @@ def test_an_own_embedding_network_gets_the_encoded_labels_of_a_regression(tmp_pa
     v = pefll.Embedder.load(tmp_path / "client.safetensors", embedding=OfNumbers()).describe(x[:5], y[:5])
     (model,) = pefll.Generator.load(tmp_path / "server.safetensors").generate(v[None])
     assert same(model, run.personalize(x[:5], y[:5]))
-    assert run.predictions(clients=[0]).predicted.shape == (int(federation.count[2, 0]), 2)
+    assert run.predictions(federation.name_of(0)).predicted.shape == (int(federation.count[2, 0]), 2)

@@ -188,7 +188,8 @@ def predictions_of(
 def numbers_of(federation: Federation, clients: Any) -> list[int]:
     """Return the numbers of clients: of one client, of a list of clients, or of all for None.
 
-    An integer is a client's number in the federation; a text is its name in the data.
+    A text is a client's name in the data. So is an integer if the data names clients by whole numbers; otherwise, it is
+    a client's number in the federation. An integer that is the name of one client and the number of another is refused.
     """
     if clients is None:
         return list(range(federation.num_clients))
@@ -200,21 +201,30 @@ def numbers_of(federation: Federation, clients: Any) -> list[int]:
 def _number_of(federation: Federation, client: Any, names: dict[str, int]) -> int:
     if isinstance(client, str):
         if client not in names:
-            raise PefllError(
-                f"{federation.name} has no client {client!r}; its clients are called {first_few(names)}",
-                code="PEFLL-T625",
-            )
+            raise _no_such_name(federation, client, names)
         return names[client]
+    given: Any = None if isinstance(client, bool) else client
     try:
-        number = operator.index(client)
+        number = operator.index(given)
     except TypeError as error:
         raise PefllError(
-            f"the client is {shown(client)}; give its number in the federation, or its name as a text",
+            f"the client is {shown(client)}; give its name as a text, or its number in the federation",
             code="PEFLL-T625",
         ) from error
-    if isinstance(client, bool) or not 0 <= number < federation.num_clients:
+    there, named = 0 <= number < federation.num_clients, names.get(str(number))
+    if there and named not in (None, number):
+        other = federation.name_of(number)
         raise PefllError(
-            f"{federation.name} has no client number {client}; its clients are 0..{federation.num_clients - 1}",
-            code="PEFLL-T625",
+            f"{federation.name}: {number} is the name of one client, and the number in the federation of another one, "
+            f"called {other}; give a name as a text: {str(number)!r} or {other!r}",
+            code="PEFLL-T632",
         )
-    return number
+    if named is None and (not there or any(name.isdecimal() for name in names)):
+        raise _no_such_name(federation, number, names)
+    return number if named is None else named
+
+
+def _no_such_name(federation: Federation, client: int | str, names: dict[str, int]) -> PefllError:
+    return PefllError(
+        f"{federation.name} has no client {client!r}; its clients are called {first_few(names)}", code="PEFLL-T625"
+    )

@@ -360,7 +360,8 @@ class Run:
         A seen client uses what it and the server kept of it in training, such as its head or its embedding.
 
         Args:
-            client: the client's number in the federation, or its name in the data as a text.
+            client: the client's name in the data, as a text; or its number in the federation, if no name in the data
+                is a whole number. An integer may also be a name, if it is not the number of another client.
             federation: as in `evaluate`.
         """
         data = self._data(federation, None, f"model_of({client!r}, federation=...)")
@@ -379,7 +380,7 @@ class Run:
         """Return the predictions of clients' personal models for each of their own samples; see `model_of`.
 
         Args:
-            clients: a client, or a list of clients; None for all.
+            clients: a client, or a list of clients, as in `model_of`; None for all.
             split: train, validation or test.
             federation: as in `evaluate`.
             console: shows progress; None for silence.
