@@ -72,7 +72,8 @@ from pefll.training.client_models import (
     personal_model,
     predictions_of,
 )
-from pefll.training.evaluation import Evaluation, Measure, client_scores, split_number
+from pefll.training.evaluation import Measure, client_scores, split_number
+from pefll.training.figures import Evaluation
 from pefll.training.summary import counting
 
 if TYPE_CHECKING:
