@@ -47,7 +47,7 @@ def test_means_the_best_and_the_paired_test(three: list[RunFolder], make_run: Ma
     make_run("all/going", finished=False)
     found = compare(three[0].path.parents[1])
     assert found.unfinished == ["going"]
-    assert found.columns == [SEEN, UNSEEN]
+    assert found.columns == compare(three[0].path, "accuracy").columns == [SEEN, UNSEEN]
     assert [row.runs.label for row in found.rows] == ["fedavg", "pefll lr 0.1", "pefll"]
     fedavg, other, mine = (row.cells[SEEN] for row in found.rows)
     assert mine.values == pytest.approx([80, 84])
@@ -144,8 +144,9 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
     worst = compare(folder.path.parent, ["worst_tenth", "r2", "mae"])
     assert [cell.best for cell in worst.rows[2].cells.values()] == [False, True, False]
     assert worst.rows[2].cells[Column("seen", "mae")].text == "—"
-    with pytest.raises(PefllError, match=r"known are mae, per_client, r2, rmse, worst_tenth.*PEFLL-A101"):
-        compare(folder.path.parent, "per_sample")
+    for wrong in ("per_sample", "accuracy"):
+        with pytest.raises(PefllError, match=r"known are mae, per_client, r2, rmse, worst_tenth.*PEFLL-A101"):
+            compare(folder.path.parent, wrong)
 
 
 def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> None:
@@ -275,7 +276,7 @@ def test_what_cannot_be_compared(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a")
     for ask, code in (
         (lambda: compare(make_run("b", finished=False).path), "PEFLL-O621"),
-        (lambda: compare(run.path, "accuracy"), "PEFLL-A101"),
+        (lambda: compare(run.path, "precision"), "PEFLL-A101"),
         (lambda: compare(tmp_path / "nowhere"), "PEFLL-R120"),
         (lambda: compare(5), "PEFLL-A"),
         (lambda: compare(run.path).write(tmp_path / "t.docx"), "PEFLL-O620"),

@@ -28,7 +28,7 @@ from pefll.report.runs import (
     same_metric,
 )
 from pefll.report.significance import LEAST_CLIENTS, SURE, Difference, Pair, sign_flip_test
-from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, metric_word, runs_below
+from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, meant, metric_word, runs_below
 
 TABLES = ("md", "tex", "csv")
 # The counts of right samples in a summary that a measure is a ratio of; other measures have no paired test.
@@ -335,7 +335,7 @@ def compare(paths: Any, measures: Any = ()) -> Comparison:
     Args:
         paths: run folders, or folders with runs in them; one path, or a list.
         measures: per_sample, per_client, masked, worst_tenth, or metrics of the runs' task; one or several. By default
-            the metric that chooses the best round.
+            the metric that chooses the best round. "accuracy" is per_sample.
     """
     several = [paths] if isinstance(paths, str | Path) else listed(paths, "the runs", "['runs/a', 'runs/b']")
     chosen = [measures] if isinstance(measures, str) else listed(measures, "measures", "['per_sample']")
@@ -349,6 +349,7 @@ def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Compa
     if not finished:
         raise PefllError("no run is finished, so there is nothing to compare", code="PEFLL-O621")
     known = {name for run in finished for name in _measures_of(run)}
+    measures = [meant(measure, known) if isinstance(measure, str) else measure for measure in measures]
     for measure in measures:
         if measure not in known:
             raise unknown("measure", str(measure), known)

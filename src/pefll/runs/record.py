@@ -450,6 +450,11 @@ def behind(name: str, first: str) -> str:
     return first if name in OVER_CLIENTS else name
 
 
+def meant(name: str, known: Collection[str]) -> str:
+    """Return the metric that a user means: in classification, the accuracy is called `per_sample` in records."""
+    return "per_sample" if name == "accuracy" and name not in known and "per_sample" in known else name
+
+
 def metric_word(name: str) -> str:
     """Return the name of a metric in sentences, such as `"accuracy"` for per_sample, and `"micro F1"`."""
     return "accuracy" if name == "per_sample" else name.replace("_f1", " F1").replace("_", " ")

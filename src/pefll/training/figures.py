@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from pefll.core.errors import PefllError
 from pefll.runs.record import first_figure
+
+
+class NoFigure(PefllError, AttributeError):
+    """An evaluation has no figure of this name."""
+
+
+def _no_figure(there: Sequence[str], name: str) -> NoFigure:
+    return NoFigure(f"there is no {name!r}; there are {', '.join(there)}", code="PEFLL-T633")
 
 
 class Accuracy(NamedTuple):
@@ -28,6 +38,11 @@ class Accuracy(NamedTuple):
     loss: float
 
     @property
+    def accuracy(self) -> float:
+        """The same as per_sample."""
+        return self.per_sample
+
+    @property
     def errors(self) -> tuple[str, ...]:
         """The names of the fields that are better when smaller."""
         return ("loss",)
@@ -36,6 +51,9 @@ class Accuracy(NamedTuple):
     def shares(self) -> tuple[str, ...]:
         """The names of the user's metrics that are shown in per cent."""
         return ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise _no_figure(self._fields, name)
 
 
 @lru_cache
@@ -48,7 +66,10 @@ def figures_type(names: tuple[str, ...], errors: tuple[str, ...], shares: tuple[
         shares: those of the user's that are shown in per cent.
     """
     fields = namedtuple("Figures", names)  # type: ignore[misc]  # a task names the fields
-    more = {"errors": property(lambda self: errors), "shares": property(lambda self: shares)}
+    more: dict[str, Any] = {"errors": property(lambda self: errors), "shares": property(lambda self: shares)}
+    more["__getattr__"] = Accuracy.__getattr__
+    if "per_sample" in names:
+        more["accuracy"] = Accuracy.accuracy
     return type("Figures", (fields,), {"__slots__": (), **more})
 
 
@@ -68,6 +89,11 @@ class Evaluation(NamedTuple):
         return ", ".join(
             f"{name} {first_figure(group._asdict(), group.shares)}" for name, group in groups.items() if group
         )
+
+    def __getattr__(self, name: str) -> Any:
+        if any(group and hasattr(group, name) for group in self):
+            raise NoFigure(f"each group has its own {name}; write seen.{name} or unseen.{name}", code="PEFLL-T634")
+        raise _no_figure(self._fields, name)
 
     def rows(self) -> dict[str, dict[str, float | None] | None]:
         """Return the metrics of each group by name, as in history.jsonl; None for what is not defined."""
