@@ -149,6 +149,28 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
             compare(folder.path.parent, wrong)
 
 
+def test_errors_that_add_up_over_clients_have_a_paired_test(make_run: MakeRun) -> None:
+    samples = [4, 2, 2, 2, 2, 2, 0]
+    for name, method, rmse in (("a", "pefll", [1.0] * 6), ("b", "fedavg", [3.0, 2.0, 2.0, 2.0, 2.0, 2.0])):
+        of_client = {"samples": samples, "rmse": [*rmse, None], "mae": [*rmse, None], "r2": [0.1] * 6 + [None]}
+        root = math.sqrt(sum(n * each**2 for n, each in zip(samples, rmse, strict=False)) / 14)
+        mean = sum(n * each for n, each in zip(samples, rmse, strict=False)) / 14
+        group = {"rmse": root, "per_client": sum(rmse) / 6, "mae": mean, "r2": 0.5 if name == "a" else 0.4}
+        told = {"metrics": {"best": {"seen": group, "unseen": None}}, "client_metrics": {"seen": of_client}}
+        folder = make_run(f"x/{name}", method=method, evaluations=0, accuracy=None, client_counts=None, **told)
+    found = compare(folder.path.parent, ["rmse", "mae", "per_client", "r2"])
+    worse = {column.measure: cell for column, cell in found.rows[1].cells.items()}
+    for measure, lead in (("rmse", math.sqrt(76 / 14) - 1), ("mae", 32 / 14 - 1), ("per_client", 13 / 6 - 1)):
+        test = worse[measure].behind
+        assert test is not None
+        assert (test.points, test.p, test.clients) == (pytest.approx(-lead), 2 / 2**6, 6)
+        assert worse[measure].text.endswith("*")
+    assert worse["r2"].behind is None, "clients' R² do not add up to it"
+    assert "There is no paired test for r2." in found.note
+    record = next(one for one in found.records() if one["measure"] == "rmse" and not one["best"])
+    assert 0 < record["low"] <= record["behind_best"] <= record["high"]
+
+
 def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> None:
     make_run("x/a", evaluations=0, **of_regression(7.0))
     folder = make_run("x/b", method="fedavg")
