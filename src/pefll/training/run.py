@@ -407,6 +407,24 @@ class Run:
             rows.append({name: value for name, value in row.items() if name not in GROUPS} | of_groups)
         return data_frame(rows)
 
+    def plot(self, out: str | Path, what: str = "curves", federation: Any = None) -> None:
+        """Draw a picture as `pefll show` does; threads may draw at once. It needs matplotlib, from the extra `plot`.
+
+        Args:
+            out: the file; its ending, .png, .pdf or .svg, chooses the format.
+            what: "curves", of the metric that chooses the best round; or "descriptors", a map of the clients.
+            federation: for the map, as in `evaluate`.
+        """
+        from pefll.training.plotting import check_picture, plot_curves, plot_descriptors
+
+        file = arguments.path(out)
+        check_picture(file, what)
+        if what == "curves":
+            plot_curves(self.config, self.history, self.summary, file)
+            return
+        data = self._data(federation, None, f"plot({str(out)!r}, 'descriptors', federation=...)")
+        plot_descriptors(self.method, self.server, self.config, data, file)
+
     @property
     def columns(self) -> Columns:
         """The names of columns in tables like those that the run was trained on."""
