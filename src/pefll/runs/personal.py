@@ -17,6 +17,7 @@ from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
 from pefll.core.plugins import allow, is_allowed
+from pefll.core.tree import map_tree
 from pefll.core.warning import warn
 from pefll.core.wording import argument, counted, either
 from pefll.data.arrays import as_array, inputs, labels_of
@@ -37,7 +38,7 @@ from pefll.runs.model_folder import file_name
 from pefll.tasks import Classification, Task
 from pefll.tasks.names import allow_task, named_again, task_of
 from pefll.tasks.own import predictions, probabilities
-from pefll.tasks.sums import figures_of
+from pefll.tasks.sums import check_bounds, figures_of, layout_of, rows_of
 
 Array = npt.NDArray[Any]
 # A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
@@ -326,9 +327,15 @@ def predicted_with_probabilities(task: Task, output: Tensor, classes: int) -> tu
 
 
 def metrics_of(task: Task, output: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
-    """Return a task's metrics on outputs [N, ...] and labels [N, ...], the most important one first."""
-    known = torch.ones(classes, dtype=torch.bool) if classes else None
-    found = figures_of(task, task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
+    """Return a task's metrics on outputs [N, ...] and labels [N, ...], the most important one first.
+
+    PefllError for a metric outside of its bounds, as in an evaluation.
+    """
+    layout, known = layout_of(task, labels, classes), torch.ones(classes, dtype=torch.bool) if classes else None
+    sums = task.measure(output, Batch(output, labels, torch.ones(len(output))), known)
+    rows = rows_of(map_tree(lambda part: part[None], sums)).numpy()
+    check_bounds(task, layout, rows, lambda row: counted(len(output), "sample"))
+    found = figures_of(task, sums)
     # The file does not know the loss of training, and nothing is masked. A task of one's own may have nothing else.
     return {name: value for name, value in found.items() if name not in ("loss", "masked")} or found
 
