@@ -36,7 +36,7 @@ from pefll.tasks import Task
 from pefll.tasks.checking import direction_note
 from pefll.tasks.names import allow_task, checked_task
 from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
-from pefll.training.estimate import Told, before_first_round
+from pefll.training.estimate import Told, advice, before_first_round
 from pefll.training.evaluation import Measure, why_not_evaluated
 from pefll.training.loop import local_steps, train
 from pefll.training.most_frequent import hardly_better
@@ -339,7 +339,10 @@ def _train_and_test(
                 steps = local_steps(spec.method, spec.federation)
                 told = before_first_round(engine, spec, progress, steps, runs_at_once)
                 if told.sentence:
-                    tell(f"{spec.title}: {told.sentence}")
+                    stops_early = any(isinstance(each, EarlyStopping) for each in callbacks)
+                    # A run that is resumed cannot be shortened.
+                    more = "" if progress.round else advice(told, spec, runs_at_once, stops_early)
+                    tell(f"{spec.title}: {told.sentence}{more}")
             # A method without rounds has no bar of rounds, only that of the test, in which its clients train.
             rounds = spec.config.rounds
             with screen.line(spec.title, rounds, progress.round) if rounds else Monitor() as bar:
