@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted, either
 from pefll.data.raw_columns import RawColumn
@@ -248,3 +249,13 @@ def feature_called(column: int, shape: tuple[int, ...], names: tuple[str, ...]) 
         return f"column {names[column]!r}"
     place = [int(each) for each in np.unravel_index(column, shape)]
     return f"feature {column}" if len(shape) == 1 else f"the value at {place}"
+
+
+def check_is_samples(samples: object) -> None:
+    """Raise PefllError for a value that is not `Samples`."""
+    if not isinstance(samples, Samples):
+        raise PefllError(
+            f"samples are needed, not {shown(samples)}: make them with pefll.samples_from_arrays(x, y) or "
+            "pefll.load_samples(name)",
+            code="PEFLL-A015",
+        )
