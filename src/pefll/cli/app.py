@@ -13,7 +13,7 @@ import torch
 import typer
 from rich.markup import escape
 
-from pefll.cli import certify, data, experiments, flower, methods, personal, runs, training
+from pefll.cli import certify, data, experiments, flower, methods, personal, reproduce, runs, training
 from pefll.cli.console import INTERRUPTED, err
 from pefll.core.errors import PefllError
 from pefll.core.plugins import fault
@@ -61,7 +61,7 @@ app.command(rich_help_panel="Runs")(runs.show)
 app.command(rich_help_panel="Personal models")(personal.personalize)
 app.command(rich_help_panel="Personal models")(personal.predict)
 app.command(rich_help_panel="Experiments")(experiments.tune)
-app.command(rich_help_panel="Experiments")(experiments.reproduce)
+app.command(rich_help_panel="Experiments")(reproduce.reproduce)
 app.command(rich_help_panel="Experiments")(experiments.cost)
 app.command(name="check-method", rich_help_panel="Experiments")(methods.check_method)
 
