@@ -94,6 +94,7 @@ def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
         mine = frame[frame.user_id == user]
         alone = run.personalize(mine[FEATURES].to_numpy(), mine.label.to_numpy())
         assert same(model, alone)
+        assert model.spec.client == run.personalize(mine).spec.client == user
         assert same(model, run.personalize(mine)), "one client's table may have the column, which is no feature"
         assert same(model, run.personalize(mine[[*reversed(FEATURES), "label"]]))
     assert not same(models["ann"], models["bob"])
@@ -302,7 +303,8 @@ def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, e
     words = ("--each", "--out", tmp_path / "m") if each else ("--out", tmp_path / "3.safetensors")
     assert pefll("personalize", by_command, "--data", tmp_path / "one.csv", *words).code == 0
     made = tmp_path / "m" / "3.safetensors" if each else tmp_path / "3.safetensors"
-    assert PersonalModel.load(made).spec.feature_names == tuple(FEATURES)
+    spec = PersonalModel.load(made).spec
+    assert (spec.feature_names, spec.client) == (tuple(FEATURES), "3")
 
 
 def test_a_misspelt_client_column_is_refused(pefll, refused, by_command, tmp_path):  # noqa: F811

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -182,10 +183,29 @@ def test_a_model_of_another_client_under_a_clients_name_is_refused(models):
     assert set(found.client) == {"bob", "eve"}
     assert found.errors["ann"].code == "PEFLL-M057"
     index = json.loads((models / INDEX).read_text())
-    for row in index["models"]:  # as an earlier version wrote it
+    for row in index["models"]:  # as an earlier version wrote it; the files say whose they are
         row.pop("made_from")
     (models / INDEX).write_text(json.dumps(index))
-    assert not package.predict_each(models, rows).errors
+    with pytest.warns(UserWarning, match="1 of 3 clients got no predictions"):
+        assert package.predict_each(models, rows).errors["ann"].code == "PEFLL-M057"
+
+
+def test_a_model_knows_its_client_and_refuses_the_rows_of_another(pefll, refused, models, tmp_path):  # noqa: F811
+    data, file = tmp_path / "bob.parquet", models / "ann.safetensors"
+    rows = table(["bob"], seed=3)
+    rows.to_parquet(data)
+    model = PersonalModel.load(file)
+    assert model.spec.client == "ann"
+    assert "client: 'ann'" in repr(model)
+    with pytest.raises(PefllError, match="'bob'") as error:
+        model.predict(rows)
+    assert error.value.code == "PEFLL-M058"
+    assert "--any-client" in refused("predict", file, "--data", data, match="M058")
+    assert pefll("predict", file, "--data", data, "--any-client").code == 0
+    refused("certify", file, "--data", data, match="M058")
+    without = model.predict(rows.drop(columns="user_id"))
+    spec = dataclasses.replace(model.spec, client=None)  # a file of an earlier version
+    np.testing.assert_array_equal(PersonalModel(model.network, spec).predict(rows), without)
 
 
 def test_a_list_of_models_of_40_gb_is_not_read(models):

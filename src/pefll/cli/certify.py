@@ -252,7 +252,7 @@ def _certify_model(
     if data is None:
         return
     label = label or label_in_training(data, personal.spec.label_column)
-    x, y = samples_of_client(data, label, personal.spec, alone=True)
+    x, y = samples_of_client(data, label, personal.spec, "leave this column out to use this model", alone=True)
     if y is not None:
         there = has_label(y)
         x, y = x[there], without_gaps(y[there])

@@ -38,6 +38,7 @@ from pefll.core.wording import counted, reasons, without_samples
 from pefll.data.federation import Federation
 from pefll.data.frames import why_no_labels
 from pefll.data.missing_labels import has_label, labelled, without_gaps
+from pefll.data.owners import Name
 from pefll.data.table_files import read_frame
 from pefll.runs import federations
 from pefll.runs.model_folder import INDEX
@@ -198,17 +199,28 @@ def personalize(
         return
     instead = "make one model for each with --each --out FOLDER"
     client, named = client_column or trained.columns.client, bool(client_column)
+    names = list[Name]()  # of the client, if the data has it
     x, y = samples_of_client(
-        data, label, trained.model_spec, client=client, client_named=named, alone=True, instead=instead
+        data,
+        label,
+        trained.model_spec,
+        client=client,
+        client_named=named,
+        alone=True,
+        instead=instead,
+        of_client=lambda _, name: names.append(name),
     )
     _check_labels(y is not None, trained, data, label)
     x, y, left_out = labelled(x, y, trained.method.uses_labels)
     if left_out:
         say(err, f"note: {unlabelled_words(left_out, left_out + len(x))}")
     personal = trained.personalize(x, y)
+    for name in names:
+        personal = personal.of_client(name)
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
-    say(out, f"{target}: a personal {trained.model_spec.model} from {counted(len(x), 'sample')}")
+    whose = "".join(f" of client {name!r}" for name in names)
+    say(out, f"{target}: a personal {trained.model_spec.model}{whose} from {counted(len(x), 'sample')}")
     if y is not None and not trained.model_spec.classes:
         say(out, f"On the samples it was made from: {_metrics_text(personal.metrics(x, y), personal.task)}.")
     elif y is not None:
@@ -296,6 +308,9 @@ def predict(
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, if the model is your own code.")
     ] = None,
+    any_client: Annotated[
+        bool, typer.Option("--any-client", help="Use a model file for the rows of another client, too.")
+    ] = False,
     force: Force = False,
     task: Annotated[str | None, typer.Option(help="your.module:Class, if the run's task is your own code.")] = None,
 ) -> None:
@@ -321,7 +336,8 @@ def predict(
     label = label or label_in_training(data, personal.spec.label_column)
     instead = "predict with the models of all: pefll predict FOLDER, as `pefll personalize --each` made it"
     column = {"client": client_column, "client_named": True} if client_column else {}
-    x, y = samples_of_client(data, label, personal.spec, alone=True, instead=instead, **column)
+    anyway = "" if any_client else "use this model anyway with --any-client"
+    x, y = samples_of_client(data, label, personal.spec, anyway, alone=True, instead=instead, **column)
     if not personal.spec.classes:
         _predict_others(personal, x, y, target)
         return

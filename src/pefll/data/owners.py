@@ -123,10 +123,10 @@ def find_owners(frame: Any, candidates: Sequence[str], features: Sequence[str], 
     return None
 
 
-def clients_in(frame: Any, candidates: Sequence[str], features: Sequence[str], name: str) -> tuple[str, int]:
-    """Return the table's column of clients and the number of clients in it; "" and 1 without such a column."""
+def clients_in(frame: Any, candidates: Sequence[str], features: Sequence[str], name: str) -> tuple[str, set[Name]]:
+    """Return the table's column of clients and the clients in it; "" and nobody without such a column."""
     owned = find_owners(frame, candidates, features, name)
-    return ("", 1) if owned is None else (owned[0], number_of_clients(owned[1], owned[0], name))
+    return ("", set()) if owned is None else (owned[0], clients_of(owned[1], owned[0], name))
 
 
 def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Sequence[str], name: str) -> None:
@@ -141,8 +141,8 @@ def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Se
             )
 
 
-def number_of_clients(owners: Any, column: str, name: str) -> int:
-    """Return the number of clients in a column of owners [N]; PefllError for missing entries."""
+def clients_of(owners: Any, column: str, name: str) -> set[Name]:
+    """Return the clients in a column of owners [N]; PefllError for missing entries."""
     empty = frames.without_owner(owners)
     if len(empty):
         raise PefllError(
@@ -150,7 +150,7 @@ def number_of_clients(owners: Any, column: str, name: str) -> int:
             f"which is row {empty[0] + 1:,}; fill them in, or leave this column out if all samples are one client's",
             code="PEFLL-M061",
         )
-    return len(set(np.asarray(owners).reshape(-1).tolist()))
+    return set(np.asarray(owners).reshape(-1).tolist())
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:

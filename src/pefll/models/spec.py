@@ -48,6 +48,7 @@ class ModelSpec:
     time_column: str | None = None  # name of a table's column of times; "" for none, None if unknown
     label_columns: int | None = None  # number of columns of labels [N, k]; None for labels [N]
     made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
+    client: str | None = None  # name of the client whose model it is; None if unknown
     certificate: str | None = None  # what the run promises about new clients, in half a sentence
 
     @property
@@ -200,7 +201,9 @@ def _is_table(value: Any) -> bool:
 
 
 _OTHER_CHECKS = {
-    **dict.fromkeys(("label_column", "client_column", "time_column", "dataset", "made_from", "certificate"), _is_text),
+    **dict.fromkeys(
+        ("label_column", "client_column", "time_column", "dataset", "made_from", "client", "certificate"), _is_text
+    ),
     **dict.fromkeys(("num_clients", "weights"), _is_size),
     **dict.fromkeys(("outputs", "label_columns"), lambda value: value is None or _is_size(value)),
     "task": lambda value: value is None or (_is_text(value) and len(value) <= MOST_TASK),

@@ -137,7 +137,8 @@ def client_models(
         server = map_tree(engine.cast, server)
         for client in clients:
             ((_, cohort),) = engine.cohorts(np.array([client], dtype=np.int64))
-            yield personal_model(method, cohort, method.personalize(server, cohort), spec)
+            model = personal_model(method, cohort, method.personalize(server, cohort), spec)
+            yield model.of_client(federation.name_of(client))
 
 
 def predictions_of(

@@ -73,7 +73,7 @@ def write_each(
                         kept.append(one.client)
                     else:
                         model = run.personalize(one.x, one.y)
-                        spec = dataclasses.replace(model.spec, made_from=source)
+                        spec = dataclasses.replace(model.spec, made_from=source, client=str(one.client))
                         PersonalModel(model.network, spec, model.task).save(path, overwrite=force)
                         made.append(one.client)
                     size = path.stat().st_size

@@ -142,7 +142,7 @@ def predictions_each(
             try:
                 file = _file_of(names[number], files, folder)
                 one = PersonalModel.load(file.path, None, architecture, task)
-                file.check_is(one.spec.made_from)
+                file.check_is(one.spec)
                 model = model or one
                 _check_same_labels(one.spec, model.spec)
                 outputs.append(one.outputs(source.samples(one.spec, mine)))

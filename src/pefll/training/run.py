@@ -454,7 +454,8 @@ class Run:
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
             theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
-            return personal_model(self.method, cohort, theta, spec)
+            model = personal_model(self.method, cohort, theta, spec)
+        return model if client.name is None else model.of_client(client.name)
 
     def embedder(self) -> Embedder:
         """Return the client's half of the run, which turns a client's samples into a descriptor.
@@ -514,7 +515,7 @@ class Run:
             try:
                 if one.fault:
                     raise one.fault
-                models[one.client] = self.personalize(one.x, one.y)
+                models[one.client] = self.personalize(one.x, one.y).of_client(one.client)
             except PefllError as error:
                 errors[one.client] = error
         if errors:
