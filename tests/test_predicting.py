@@ -61,7 +61,9 @@ def test_each_row_gets_its_own_clients_model(models):
         np.testing.assert_array_equal(found.probabilities[mine], model.probabilities(rows.iloc[mine]))
         np.testing.assert_array_equal(found.predicted[mine], model.predict(rows.iloc[mine]))
     named = found.frame()
-    assert list(named.columns) == ["user_id", "sample", "predicted", "probability"]
+    each = [f"probability_{name}" for name in ("blue", "green", "red")]
+    assert list(named.columns) == ["user_id", "sample", "predicted", "probability", *each]
+    np.testing.assert_array_equal(named[each], found.probabilities)
     assert found.metrics == {"accuracy": pytest.approx((named.predicted == rows.label).mean())}
     unlabelled = package.predict_each(models, rows.drop(columns="label"))
     assert unlabelled.metrics == {}
@@ -110,7 +112,12 @@ def test_a_folder_of_models_by_command(pefll, refused, by_command, tmp_path):  #
     assert f"{len(frame)} samples with a label are right" in said.out
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["user_id", "sample", "class", "probability"]
+    each = [f"probability_{name}" for name in ("blue", "green", "red")]
+    assert list(rows[0]) == ["user_id", "sample", "class", "probability", *each]
+    assert all(row["probability"] == row[f"probability_{row['class']}"] for row in rows)
+    assert sum(float(rows[0][name]) for name in each) == pytest.approx(1, abs=2e-6)
+    assert pefll("predict", folder, "--data", data, "--out", target, "--force", "--no-each-class").code == 0
+    assert target.read_text().splitlines()[0] == "user_id,sample,class,probability"
     assert [int(row["sample"]) for row in rows] == list(range(len(frame)))
     assert [row["user_id"].removeprefix("'") for row in rows] == frame.user_id.tolist()
     refused("predict", folder, "--data", data, "--out", target)

@@ -27,7 +27,7 @@ from pefll.cli.options import (
     own_code,
     parse_settings,
 )
-from pefll.cli.predicting import predict_folder
+from pefll.cli.predicting import class_cells, predict_folder
 from pefll.cli.samples import label_in_training, samples_of_client
 from pefll.cli.tables import accuracy_table
 from pefll.core import files
@@ -311,6 +311,14 @@ def predict(
     any_client: Annotated[
         bool, typer.Option("--any-client", help="Use a model file for the rows of another client, too.")
     ] = False,
+    each_class: Annotated[
+        bool | None,
+        typer.Option(
+            "--each-class/--no-each-class",
+            help="Whether --out has a column with the probability of each class. [default: for up to 20 classes]",
+            show_default=False,
+        ),
+    ] = None,
     force: Force = False,
     task: Annotated[str | None, typer.Option(help="your.module:Class, if the run's task is your own code.")] = None,
 ) -> None:
@@ -326,7 +334,7 @@ def predict(
     """
     check_free(target, "--out", force)
     if model.is_dir():
-        predict_folder(model, data, target, client_column, label, architecture, task)
+        predict_folder(model, data, target, client_column, label, architecture, task, each_class)
         return
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -351,15 +359,8 @@ def predict(
     classes, chances = personal.predict_with_probabilities(x)
     names = personal.class_names
     if target is not None:
-        answers = enumerate(classes)
-        files.write_csv(
-            target,
-            (
-                {"sample": row, "class": names[c]}
-                | ({} if chances is None else {"probability": f"{chances[row, c]:.6f}"})
-                for row, c in answers
-            ),
-        )
+        answers = class_cells(classes, chances, names, each_class)
+        files.write_csv(target, ({"sample": row} | cells for row, cells in enumerate(answers)))
         say(out, f"wrote {target}")
     else:
         for row, c in enumerate(classes[:20]):

@@ -310,9 +310,15 @@ def without_owner(owners: Any) -> list[int]:
     return [row for row, value in found if not isinstance(value, str) and str(value) in _EMPTY]
 
 
+def index_of(frame: Any) -> Any:
+    """Return the index of a pandas data frame; None for other tables."""
+    index = None if isinstance(frame, dict) else getattr(frame, "index", None)
+    return index if hasattr(index, "names") else None
+
+
 def index_levels(frame: Any) -> list[str | None]:
     """Return the names of the levels of a pandas index; an empty list for other tables."""
-    levels = () if isinstance(frame, dict) else getattr(getattr(frame, "index", None), "names", None)
+    levels = getattr(index_of(frame), "names", None)
     return [None if level is None else str(level) for level in levels or ()]
 
 

@@ -38,6 +38,7 @@ class Rows(NamedTuple):
     split: Any = None  # [N]; None if the data is not split
     no_labels: str = ""  # why y is None, in words that go on after the name of a table
     time: Any = None  # float64 [N], which orders each client's samples; None if a table has no column of times
+    row: Any = None  # int64 [N], the row of the source; None if no row was left out
 
 
 class Columns(NamedTuple):

@@ -72,5 +72,7 @@ def _rows(samples: Samples, wanted: Array, if_none: str) -> Samples:
     """Return some of the samples; PefllError with the reason `if_none` if none is left."""
     if not wanted.any():
         raise PefllError(f"{samples.name}: {if_none}, so no samples are left; ask for less", code="PEFLL-D602")
-    arrays = {name: getattr(samples, name) for name in ("x", "y", "client", "split", "time")}
+    if samples.row is None:
+        samples = replace(samples, row=np.arange(len(wanted)))
+    arrays = {name: getattr(samples, name) for name in ("x", "y", "client", "split", "time", "row")}
     return replace(samples, **{name: array[wanted] for name, array in arrays.items() if array is not None})

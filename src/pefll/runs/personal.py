@@ -23,7 +23,7 @@ from pefll.core.warning import warn
 from pefll.core.wording import argument, counted, either
 from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
-from pefll.data.frames import columns, inputs_of, is_frame, label_names
+from pefll.data.frames import columns, index_of, inputs_of, is_frame, label_names
 from pefll.data.missing_labels import has_label, without_gaps
 from pefll.data.owners import Name, clients_in
 from pefll.data.table_plan import Encoded, TablePlan, plan_of
@@ -36,6 +36,7 @@ from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 from pefll.runs.model_folder import file_name
+from pefll.runs.prediction_columns import data_frame, named, probability_columns
 from pefll.tasks import Classification, Task
 from pefll.tasks.names import allow_task, named_again, task_of
 from pefll.tasks.own import predictions, probabilities
@@ -160,6 +161,17 @@ class PersonalModel(nn.Module):
         sets = np.empty(len(found), dtype=object)
         sets[:] = [tuple(known[row].tolist()) for row in found]
         return sets
+
+    def predict_frame(self, x: Any) -> Any:
+        """Return a pandas data frame with the columns predicted and probability, and the index of the table x.
+
+        Classes have their names. Up to 20 classes also have a column each, such as `probability_yes`; for sets,
+        `probability` has those of all members. See `predict`.
+        """
+        found, chances = self.predict_with_probabilities(x)
+        classes = self.class_names if self.known_task().labels == "classes" else ()
+        columns = {"predicted": named(found, classes)} | probability_columns(chances, found, classes)
+        return data_frame(columns, index_of(x) if is_frame(x) else None)
 
     @torch.no_grad()
     def metrics(self, x: Any, y: Any) -> dict[str, float]:

@@ -58,6 +58,7 @@ from pefll.runs.new_client import (
 )
 from pefll.runs.other_data import encoded_federation, is_raw
 from pefll.runs.personal import PersonalModel, warn_of_positions
+from pefll.runs.prediction_columns import data_frame
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
 from pefll.runs.progress import check_progress, restore, restore_prior
 from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
@@ -67,7 +68,6 @@ from pefll.tasks.own import ask
 from pefll.training.client_models import (
     Predictions,
     client_models,
-    data_frame,
     numbers_of,
     personal_model,
     predictions_of,
