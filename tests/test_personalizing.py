@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pefll import load
+from pefll import load, predict_each
 from pefll.core.errors import PefllError
 from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
@@ -178,13 +178,25 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     frame.loc[frame.user_id == "bob", "f0"] += 1
     frame.loc[frame.user_id == "eve", "f1"] = np.inf
     frame.to_csv(data, index=False)
-    said = pefll("personalize", by_command, "--data", data, "--each", "--out", folder)
-    assert said.code == 2
+    words = ("personalize", by_command, "--data", data, "--each", "--out", folder)
+    said = pefll(*words)
+    assert said.code == 3
     assert "2 of 3 clients got no model" in said.err
     assert "bob: " in said.err
-    assert "--force" in said.err
+    assert "--update" in said.err
     assert "eve: " in said.err
     assert "Traceback" not in said.err
+    frame[frame.user_id == "eve"].to_csv(data, index=False)
+    refused(*words)  # nobody has a model: not "some"
+    frame.loc[frame.user_id == "eve", "f1"] = 0.0
+    frame.to_csv(data, index=False)
+    before = {user: (folder / file_name(user)).stat().st_mtime_ns for user in ("ann", "bob")}
+    assert pefll(*words, "--update").code == 0
+    after = {user: (folder / file_name(user)).stat().st_mtime_ns for user in ("ann", "bob")}
+    assert after["ann"] == before["ann"]
+    assert after["bob"] > before["bob"]
+    assert not predict_each(folder, frame).errors, "models.json names the new models"
+    refused(*words[:4], "--update", "--out", tmp_path / "one", match="C642")
 
 
 def test_damaged_models_are_made_again_with_a_note(pefll, by_command, tmp_path):  # noqa: F811

@@ -126,7 +126,7 @@ def test_a_folder_of_models_by_command(pefll, refused, by_command, tmp_path):  #
     words = ("--data", tmp_path / "more.parquet", "--out", target, "--force")
     assert "M033" in refused("predict", folder, *words)
     said = pefll("predict", folder, *words, "--client-column", "who")
-    assert said.code == 2
+    assert said.code == 3
     assert "1 of 17 clients got no predictions: tom: " in said.err
     assert len(target.read_text().splitlines()) > len(frame)
     said = pefll("predict", folder, "--data", data)

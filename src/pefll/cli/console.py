@@ -8,9 +8,17 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
+from pefll.core.errors import PefllError
 from pefll.core.wording import harmless
 
-INTERRUPTED = 130  # the exit code after Ctrl-C; typer uses it too
+# Exit codes. 1 is a failed check, or an error of this package.
+REFUSED = 2  # an error that the user can correct
+SOME_FAILED = 3  # some clients have no result, but the others have
+INTERRUPTED = 130  # after Ctrl-C; typer uses it too
+
+
+class SomeClientsFailed(PefllError):
+    """Some clients have no result, but the others have."""
 
 
 class _Harmless(Console):

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from pefll import data as sources
-from pefll.cli.console import INTERRUPTED, err, out
+from pefll.cli.console import INTERRUPTED, SomeClientsFailed, err, out
 from pefll.cli.options import (
     Force,
     OwnMethod,
@@ -162,6 +162,12 @@ def personalize(
         bool,
         typer.Option("--each", help="Make one model for each client in the data; keep models that exist already."),
     ] = False,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update", help="With --each: replace models of earlier samples or of another run, and keep the others."
+        ),
+    ] = False,
     label: TrainedLabel = None,
     client_column: Annotated[
         str | None,
@@ -182,7 +188,16 @@ def personalize(
     - `pefll personalize runs/c10 --data my_samples.npz --out me.safetensors`
 
     - `pefll personalize runs/c10 --data all_users.parquet --each --out models`
+
+    - `pefll personalize runs/c10 --data all_users_today.parquet --each --update --out models`
+
+    The exit code is 3 if some clients got no model and the others have theirs.
     """
+    if update and not each:
+        raise PefllError(
+            "--update is about the models of several clients; add --each, or replace one model with --force",
+            code="PEFLL-C642",
+        )
     if each:
         check_folder(target)
     elif target.suffix not in ("", ".safetensors"):
@@ -195,7 +210,7 @@ def personalize(
     trained = run.load(path, err, architecture, method, task=task).with_settings(**changes)
     label = label or label_in_training(data, trained.columns.label)
     if each:
-        _personalize_each(trained, data, target, label, client_column, force)
+        _personalize_each(trained, data, target, label, client_column, force, update)
         return
     instead = "make one model for each with --each --out FOLDER"
     client, named = client_column or trained.columns.client, bool(client_column)
@@ -240,9 +255,9 @@ def personalize(
 
 
 def _personalize_each(
-    trained: run.Run, data: Path, folder: Path, label: str, client_column: str | None, force: bool
+    trained: run.Run, data: Path, folder: Path, label: str, client_column: str | None, force: bool, update: bool
 ) -> None:
-    """Write one model for each client in a file or folder; PefllError at the end if some clients got none."""
+    """Write one model for each client in a file or folder; an error at the end if some clients got none."""
     columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
     owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
     _check_labels(owned[0].y is not None, trained, data, label)
@@ -250,7 +265,7 @@ def _personalize_each(
     if note:
         say(err, f"note: {note}")
     try:
-        written = personalizing.write_each(trained, owned, folder, force=force, console=err)
+        written = personalizing.write_each(trained, owned, folder, force=force, update=update, console=err)
     except KeyboardInterrupt:
         say(err, f"Stopped: the models in {folder} are kept, and the same command continues from there.")
         sys.exit(INTERRUPTED)
@@ -262,7 +277,8 @@ def _personalize_each(
         own = own_code(model=trained.model_spec.model, task=(trained.model_spec.task or "").partition(" ")[0])
         say(out, f"Next: pefll predict {folder} --data {_more_like(data)} --out predictions.csv{own}")
     if written.errors:
-        raise PefllError(
+        kind = SomeClientsFailed if written.made or written.kept else PefllError
+        raise kind(
             f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; correct the data and give "
             f"the command again: {reasons(written.errors)}",
             code="PEFLL-M041",
@@ -331,6 +347,8 @@ def predict(
     - `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
 
     - `pefll predict models --data rows_of_all_users.parquet --out answers.csv`
+
+    The exit code is 3 if some clients have no predictions and the others have theirs.
     """
     check_free(target, "--out", force)
     if model.is_dir():

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pefll.cli.console import err, out
+from pefll.cli.console import SomeClientsFailed, err, out
 from pefll.core import files
-from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.wording import counted
 from pefll.data.samples import Array
@@ -29,7 +28,7 @@ def predict_folder(
     task: str | None,
     each_class: bool | None,
 ) -> None:
-    """Print or write the predictions of each client's model; PefllError at the end if some clients have none."""
+    """Print or write the predictions of each client's model; SomeClientsFailed at the end if some have none."""
     found = predictions_each(folder, data, client_column, label, architecture, task, err)
     if target is not None:
         files.write_csv(target, _rows(found, len(found), each_class))
@@ -49,7 +48,7 @@ def predict_folder(
         words = ", ".join(f"{name} {figure_text(found.metrics, name)}" for name in found.metrics)
         say(out, f"{counted(found.labelled, 'sample')} with labels: {words}")
     if found.errors:
-        raise PefllError(without_predictions(found), code="PEFLL-M055")
+        raise SomeClientsFailed(without_predictions(found), code="PEFLL-M055")
 
 
 def class_cells(

@@ -63,7 +63,7 @@ class ModelFile(NamedTuple):
         ):
             raise PefllError(
                 f"{self.path} is not the model that {INDEX} names: it is of another client, or was made again from "
-                "other samples or by another run; run `pefll personalize --each --force` again",
+                "other samples or by another run; run `pefll personalize --each --update` again",
                 code="PEFLL-M057",
             )
 
