@@ -61,7 +61,7 @@ def test_predictions_keep_the_index_of_the_table(tmp_path):
         federation = pefll.federation_from_frame(frame, "y", "who", missing="drop-unlabelled", unseen=0.3)
     run = pefll.fit(federation, **QUICK, local_steps=1)
     found = run.predictions().frame()
-    joined = found.join(frame, rsuffix="_given")
+    joined = found.join(frame)
     assert (joined.label == joined.y).all()
     assert (joined.client == joined.who.astype(str)).all()
     np.testing.assert_allclose(found.probability, found[["probability_no", "probability_yes"]].max(axis=1))

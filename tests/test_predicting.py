@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -213,6 +214,22 @@ def test_a_model_knows_its_client_and_refuses_the_rows_of_another(pefll, refused
     without = model.predict(rows.drop(columns="user_id"))
     spec = dataclasses.replace(model.spec, client=None)  # a file of an earlier version
     np.testing.assert_array_equal(PersonalModel(model.network, spec).predict(rows), without)
+
+
+def test_values_in_another_unit_give_one_note(pefll, models, tmp_path):  # noqa: F811
+    rows = table(["ann", "bob", "eve"], seed=3)
+    rows.assign(f1=rows.f1 * 5 + 400).to_csv(tmp_path / "rows.csv", index=False)
+    said = pefll("predict", models, "--data", tmp_path / "rows.csv")
+    assert said.err.count("note: ") == 1
+    assert "'f1' (median 40" in said.err
+    model, mine = PersonalModel.load(models / "ann.safetensors"), rows[rows.user_id == "ann"]
+    with pytest.warns(UserWarning, match="'f1'"):
+        model.predict(mine.assign(f1=mine.f1 + 1000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(mine)
+        model.predict(mine.assign(f1=mine.f1 + 40))  # a client of its own
+        package.predict_each(models, rows)
 
 
 def test_a_list_of_models_of_40_gb_is_not_read(models):

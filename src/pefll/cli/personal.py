@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import typer
 
 from pefll import data as sources
-from pefll.cli.console import INTERRUPTED, SomeClientsFailed, err, out
+from pefll.cli.console import INTERRUPTED, SomeClientsFailed, err, noting, out
 from pefll.cli.options import (
     Force,
     OwnMethod,
@@ -139,11 +138,8 @@ def evaluate(
 
 def _other_data(trained: run.Run, data: Path, label: str, client_column: str | None) -> Federation:
     """Return the federation of other data than the run's, with notes on what was left out."""
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
+    with noting():
         federation = trained.federation_from(data, label=label, client=client_column)
-    for note in notes:
-        say(err, f"note: {note.message}")
     say(err, f"{data}: {counted(federation.num_clients, 'client')}, all of which count as unseen")
     return federation
 
@@ -259,7 +255,8 @@ def _personalize_each(
 ) -> None:
     """Write one model for each client in a file or folder; an error at the end if some clients got none."""
     columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
-    owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
+    with noting():
+        owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
     _check_labels(owned[0].y is not None, trained, data, label)
     owned, note = labelled_clients(owned, trained.method.uses_labels)
     if note:
@@ -354,11 +351,8 @@ def predict(
     if model.is_dir():
         predict_folder(model, data, target, client_column, label, architecture, task, each_class)
         return
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
+    with noting():
         personal = PersonalModel.load(model, architecture=architecture, task=task)
-    for note in notes:
-        say(err, f"note: {note.message}")
     label = label or label_in_training(data, personal.spec.label_column)
     instead = "predict with the models of all: pefll predict FOLDER, as `pefll personalize --each` made it"
     column = {"client": client_column, "client_named": True} if client_column else {}

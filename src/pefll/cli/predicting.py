@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pefll.cli.console import SomeClientsFailed, err, out
+from pefll.cli.console import SomeClientsFailed, err, noting, out
 from pefll.core import files
 from pefll.core.progress import say
 from pefll.core.wording import counted
@@ -29,7 +29,8 @@ def predict_folder(
     each_class: bool | None,
 ) -> None:
     """Print or write the predictions of each client's model; SomeClientsFailed at the end if some have none."""
-    found = predictions_each(folder, data, client_column, label, architecture, task, err)
+    with noting():
+        found = predictions_each(folder, data, client_column, label, architecture, task, err)
     if target is not None:
         files.write_csv(target, _rows(found, len(found), each_class))
         clients = counted(len(set(found.client.tolist())), "client")

@@ -41,6 +41,7 @@ def inputs_of(
     *,
     tokens: bool = False,
     bad: BadCell = refuse_cell,
+    several: bool = False,
 ) -> Array:
     """Return the inputs of a trained model from a table's rows as they are, [N, inputs].
 
@@ -51,6 +52,7 @@ def inputs_of(
         name: name of the table, for errors.
         tokens: whether the columns hold tokens.
         bad: called for each cell that a plan cannot read, see `read_column`.
+        several: whether the rows are of several clients.
     """
     if plan is None:
         return matrix_by_name(frame, features, name, tokens=tokens)
@@ -63,7 +65,7 @@ def inputs_of(
             raise _of_other_length(name, each, len(values), first, len(found[first]))
     if not len(found[first]):
         raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
-    return plan.encode(found, name, bad)
+    return plan.encode(found, name, bad, several=several)
 
 
 def raw_columns(

@@ -18,6 +18,7 @@ from pefll.data.table_plan import TablePlan, encoded
 
 Name = int | str
 CLIENT, SPLIT = "client", "split"  # default names of columns or arrays
+_SEVERAL = 10  # so many clients do not all have rare values by chance
 
 
 class Owned(NamedTuple):
@@ -99,7 +100,9 @@ def rows_of_frame(
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
     frames.check_owners(client, columns.client, name)
-    x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens, bad=bad)
+    several = len(set(np.asarray(client)[:: max(1, len(client) // 20_000)].tolist())) >= _SEVERAL
+    features = features_in(frame, columns, name)
+    x = frames.inputs_of(frame, features, columns.plan, name, tokens=tokens, bad=bad, several=several)
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
     times = frames.find_column(frame, columns.time, name) if columns.time and split is None else None
     time = None if times is None else order_of(times, columns.time, name)
