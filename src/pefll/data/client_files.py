@@ -101,7 +101,7 @@ def read_client(
             raise no_client_column(path, client, names)
         label_columns = frames.label_names(label, names)
         owned = find_owners(frame, candidates if features else (client,), (*features, *label_columns), path.name)
-        y = frames.labels_in(frame, label, path.name)
+        y = frames.labels_in(frame, label, path.name, class_names if labels == "classes" else ())
         chosen = features or frames.feature_names(frame, (*label_columns, client, split), path.name)
         x = frames.inputs_of(frame, chosen, plan, path.name, tokens=tokens)
     if alone and owned is not None:

@@ -13,7 +13,7 @@ from pefll.core.arguments import shown, text
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, first_few
 from pefll.data.arrays import as_array
-from pefll.data.missing_labels import as_numbers, has_label
+from pefll.data.missing_labels import as_names, as_numbers, has_label
 from pefll.data.raw_columns import (
     CATEGORY,
     SUGGESTED,
@@ -151,12 +151,17 @@ def label_column(frame: Any, label: str, name: str) -> Array:
     return np.stack([part.astype(np.int64) if part.dtype.kind == "b" else part for part in parts], axis=1)
 
 
-def labels_in(frame: Any, label: str, name: str) -> Array | None:
-    """Return the labels of a table as `label_column` does; None if it lacks such a column, or has no label in it."""
+def labels_in(frame: Any, label: str, name: str, class_names: Sequence[str] = ()) -> Array | None:
+    """Return the labels of a table as `label_column` does; None if it lacks such a column, or has no label in it.
+
+    If classes have `class_names`, labels are texts: 1 and True are "1" and "True", whatever the number of this class.
+    """
     there = columns(frame)
-    if not set(label_names(label, there)) <= set(there):
+    names = label_names(label, there)
+    if not set(names) <= set(there):
         return None
-    y = label_column(frame, label, name)
+    by_name = class_names and len(names) == 1
+    y = as_names(column(frame, names[0], name)) if by_name else label_column(frame, label, name)
     return y if has_label(y).any() else None
 
 

@@ -50,6 +50,7 @@ class Columns(NamedTuple):
     client: str  # column of clients
     plan: TablePlan | None = None  # what training did to the features
     time: str = ""  # column of times, if the data is to be split by them
+    class_names: Sequence[str] = ()  # names of the classes that labels stand for, if classes have names
 
 
 def by_client(
@@ -106,7 +107,7 @@ def rows_of_frame(
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
     times = frames.find_column(frame, columns.time, name) if columns.time and split is None else None
     time = None if times is None else order_of(times, columns.time, name)
-    y = frames.labels_in(frame, columns.label, name)
+    y = frames.labels_in(frame, columns.label, name, columns.class_names)
     return Rows(x, y, client, split, frames.why_no_labels(frame, columns.label) if y is None else "", time)
 
 

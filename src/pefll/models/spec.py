@@ -56,6 +56,11 @@ class ModelSpec:
         """Number of the model's outputs per sample."""
         return self.outputs or self.classes
 
+    @property
+    def named_classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty if labels are not classes, or if classes have no names."""
+        return self.class_names if self.classes else ()
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object for a file. It has no entry for None, except for `normalise`."""
         return {name: value for name, value in vars(self).items() if value is not None or name == "normalise"}

@@ -163,7 +163,7 @@ def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec, instead: 
             f"one client{instead and f', or {instead.format(column)}'}",
             code="PEFLL-M037",
         )
-    y = labels_in(frame, columns.label, "the table") if y is None else y
+    y = labels_in(frame, columns.label, "the table", columns.class_names) if y is None else y
     if not columns.features:
         warn_of_positions()
     chosen = features_in(frame, columns, "the table")

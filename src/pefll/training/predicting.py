@@ -209,7 +209,8 @@ class _Source:
         key = json.dumps([spec.table, spec.feature_names, spec.tokens])
         if key not in self._read:
             plan, faults = plan_of(spec.table, spec.input_shape), dict[int, PefllError]()
-            columns = self.columns._replace(features=plan.names if plan else spec.feature_names, plan=plan)
+            features = plan.names if plan else spec.feature_names
+            columns = self.columns._replace(features=features, plan=plan, class_names=spec.named_classes)
             if self._table is not None:
                 bad: Callable[[int, PefllError], object] = faults.setdefault
                 rows = rows_of_frame(self._table, columns, self.name, tokens=spec.tokens, bad=bad)

@@ -431,7 +431,8 @@ class Run:
         spec, config = self.model_spec, self.config
         label, client = spec.label_column or config.label, spec.client_column or config.client_column
         plan = plan_of(spec.table, spec.input_shape)
-        return Columns(plan.names if plan else spec.feature_names, label, client, plan)
+        features = plan.names if plan else spec.feature_names
+        return Columns(features, label, client, plan, class_names=spec.named_classes)
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a new client; with PeFLL, this is one forward pass and no training.
