@@ -11,7 +11,9 @@ import pytest
 from pefll.core.errors import PefllError
 from pefll.data import TEST, TRAIN, federation_from_frame
 from pefll.data.column_plan import CLIP, ColumnPlan
+from pefll.data.column_use import use_of
 from pefll.data.frames import inputs_of
+from pefll.data.id_columns import id_notes
 from pefll.data.table_plan import TablePlan, plan_of
 from pefll.data.table_samples import from_frame
 
@@ -458,3 +460,17 @@ def test_which_values_are_far_from_those_of_training(mean, deviation, values, se
     plan = ColumnPlan("mass", "number", mean=float(mean), deviation=float(deviation))
     assert bool(plan.far_off(np.array(values), several)) == is_far
     assert not ColumnPlan("mass", "boolean", mean=0.001, deviation=0.001).far_off(np.array(values), several)
+
+
+@pytest.mark.parametrize("name", ["user_id", "userId", "CLIENTID", "id", "shop id", "customer"])
+def test_a_forgotten_column_of_clients_gets_a_note(name):
+    frame = {name: [7, 7, 8, 9], "age": [1, 2, 3, 4], "paid": [1, 2, 3, 4], "y": [0, 1, 0, 1]}
+    samples = from_frame(frame, "y", None)
+    (note,) = id_notes(samples)
+    assert repr(name) in note
+    assert "client=" in note
+    (note,) = id_notes(from_frame(frame | {"who": [1, 1, 2, 2]}, "y", "who"))
+    assert "client=" not in note
+    for fine in ([0.5, 1, 2, 3], [0, 1, 0, 1]):
+        assert not id_notes(from_frame(frame | {name: fine}, "y", None))
+    assert not id_notes(from_frame(frame, "y", None, use=use_of(treat={name: "category"})))
