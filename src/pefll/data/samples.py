@@ -54,6 +54,7 @@ class Samples:
             partition learns from them what networks get, see `table_plan.TablePlan`. Empty for all other samples.
         time: float64 [N], when each sample was made, so that a client's last samples become its test samples; or None.
         unlabelled: number of a table's rows that were left out because they have no label.
+        row: int64 [N], the row of the data that each sample is, from 0; None if no row was left out.
     """
 
     x: Array
@@ -74,6 +75,7 @@ class Samples:
     table: tuple[RawColumn, ...] = ()
     time: Array | None = None
     unlabelled: int = 0
+    row: Array | None = None
 
     def __post_init__(self) -> None:
         check_samples(self)

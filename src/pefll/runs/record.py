@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def columns_file(self) -> Path:
-        """What was done to each column of a table, as JSON; absent for other data. Only people and `show` read it."""
+        """What was done to each column of a table, and its labels, as JSON; absent for other data."""
         return self.path / "columns.json"
 
     def write_columns(self, rows: list[dict[str, Any]]) -> None:

@@ -58,6 +58,7 @@ from pefll.runs.new_client import (
 )
 from pefll.runs.other_data import encoded_federation, is_raw
 from pefll.runs.personal import PersonalModel, warn_of_positions
+from pefll.runs.prediction_columns import data_frame
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
 from pefll.runs.progress import check_progress, restore, restore_prior
 from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
@@ -67,7 +68,6 @@ from pefll.tasks.own import ask
 from pefll.training.client_models import (
     Predictions,
     client_models,
-    data_frame,
     numbers_of,
     personal_model,
     predictions_of,
@@ -431,7 +431,8 @@ class Run:
         spec, config = self.model_spec, self.config
         label, client = spec.label_column or config.label, spec.client_column or config.client_column
         plan = plan_of(spec.table, spec.input_shape)
-        return Columns(plan.names if plan else spec.feature_names, label, client, plan)
+        features = plan.names if plan else spec.feature_names
+        return Columns(features, label, client, plan, class_names=spec.named_classes)
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a new client; with PeFLL, this is one forward pass and no training.
@@ -454,7 +455,8 @@ class Run:
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
             theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
-            return personal_model(self.method, cohort, theta, spec)
+            model = personal_model(self.method, cohort, theta, spec)
+        return model if client.name is None else model.of_client(client.name)
 
     def embedder(self) -> Embedder:
         """Return the client's half of the run, which turns a client's samples into a descriptor.
@@ -514,7 +516,7 @@ class Run:
             try:
                 if one.fault:
                     raise one.fault
-                models[one.client] = self.personalize(one.x, one.y)
+                models[one.client] = self.personalize(one.x, one.y).of_client(one.client)
             except PefllError as error:
                 errors[one.client] = error
         if errors:
