@@ -30,8 +30,8 @@ from rich.table import Table
 
 from pefll.core.files import read_json, write_json
 from pefll.core.tree import map_tree
+from pefll.data.class_partition import by_class
 from pefll.data.federation import Federation
-from pefll.data.partition import by_class
 from pefll.data.samples import TEST, Samples
 from pefll.engines.hardware import device_name, make_engine, pick_hardware
 from pefll.runs.federations import federation_of

@@ -44,6 +44,9 @@ HEAD = """# Errors
 Every error ends with its code, for example `[PEFLL-D135]`. A code keeps its meaning when its sentence is worded anew.
 In Python it is `error.code` of a `pefll.PefllError`. ‹name› stands for a value.
 
+A command exits with 0 if it is done, with 2 after an error, with 3 if it is done for some clients but not for all, with
+1 if a check fails or for an error of this package, and with 130 after Ctrl-C.
+
 `python -m tests.errors_page` makes this page from the source.
 """
 

@@ -280,7 +280,7 @@ def ended(monkeypatch, values: list[float], stopping: pefll.EarlyStopping, folde
     [
         ({"patience": 1}, 20),
         ({"patience": 2}, 50),
-        ({"patience": 3}, 60),
+        ({"patience": 3, "metric": "accuracy"}, 60),  # another name of per_sample
         ({"patience": 5}, 70),  # all of them: too few are left
         ({"patience": 2, "min_delta": 0.15}, 30),  # 0.4 is no better than 0.3
         ({"patience": 2, "group": "unseen"}, 40),  # theirs is 1 - value: best at 20
@@ -372,7 +372,7 @@ def test_an_active_run_is_shown_in_a_line(capsys):
 
 def test_what_early_stopping_and_fit_refuse(tmp_path):
     told = Told()
-    for wrong, hint in (("accuracy", "per_sample"), ("per-sample", "did you mean 'per_sample'")):
+    for wrong, hint in (("rmse", "per_sample"), ("per-sample", "did you mean 'per_sample'")):
         stopping = pefll.EarlyStopping(metric=wrong)
         with pytest.raises(PefllError, match=rf"metric '{wrong}'.*{hint}.*PEFLL-A101"):
             pefll.fit(ragged(), "fedavg", rounds=2, out=tmp_path / "r", callbacks=[told, stopping], **QUICK)

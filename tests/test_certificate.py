@@ -48,6 +48,11 @@ def test_a_run_certifies_itself(trained, federation):
     tenths = math.floor(1000 * found["mean-betting"].bound)
     assert found.headline == f"expected accuracy of a new client at least {tenths / 10}% with confidence 90%"
     assert found.clients == 10
+    assert str(found).startswith(f"The expected accuracy of a new client is at least {tenths / 10}%, with confidence")
+    assert len(str(found)) < 320
+    assert len(repr(found)) < 400
+    page = " ".join(found.page().split())
+    assert all(" ".join(words.split()[:3]) in page for words in (*found.assumptions, *found.notes))
     assert run.summary["certificate"] == found.to_json()
     model = run.personalize(federation.x[:20], federation.y[:20])
     assert model.spec.certificate == found.headline

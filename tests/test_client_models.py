@@ -13,6 +13,7 @@ import torch
 
 import pefll
 from pefll.methods import METHODS
+from pefll.training.personalizing import write_each
 from tests.federations import ragged
 
 QUICK = {"rounds": 2, "clients_per_round": 3, "processes": 1, "model": "tiny"}
@@ -46,6 +47,37 @@ def test_a_clients_model_is_the_one_that_is_scored(method):
         x = trained.federation.x[found.sample[mine]]
         model = trained.model_of(client)
         np.testing.assert_allclose(model.probabilities(x), found.probabilities[mine], atol=1e-6)
+
+
+def test_predictions_keep_the_index_of_the_table(tmp_path):
+    """Also if rows were left out, so that a sample's number is not its row."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"a": np.arange(60.0), "b": rng.normal(size=60), "y": ["no", "yes"] * 30})
+    frame["who"] = np.arange(60) % 6
+    frame.index = [f"id-{row}" for row in range(100, 160)]
+    frame.loc[["id-100", "id-107"], "y"] = None
+    with pytest.warns(UserWarning, match="without a label left out"):
+        federation = pefll.federation_from_frame(frame, "y", "who", missing="drop-unlabelled", unseen=0.3)
+    run = pefll.fit(federation, **QUICK, local_steps=1)
+    found = run.predictions().frame()
+    joined = found.join(frame)
+    assert (joined.label == joined.y).all()
+    assert (joined.client == joined.who.astype(str)).all()
+    np.testing.assert_allclose(found.probability, found[["probability_no", "probability_yes"]].max(axis=1))
+    frame.reset_index().to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.warns(UserWarning, match="left out"):
+        other = run.predictions(federation=tmp_path / "rows.csv")
+    assert (other.frame().label == frame.y.iloc[other.row].to_numpy()).all()
+    mine = frame[frame.who == 3]
+    shown = run.personalize(mine).predict_frame(mine)
+    assert list(shown.columns) == ["predicted", "probability", "probability_no", "probability_yes"]
+    assert (shown.index == mine.index).all()
+    each = run.personalize_each(frame.dropna())
+    folder = tmp_path / "models"
+    write_each(run, run._owned(frame.dropna(), None, None), folder)
+    of_each = pefll.predict_each(folder, frame).frame()
+    assert (of_each.loc[mine.index, "predicted"] == each[3].predict(mine, names=True)).all()
 
 
 def test_a_saved_run_and_other_data(run, tmp_path):
@@ -86,11 +118,22 @@ def test_clients_are_numbers_or_names(run):
         run.predictions(federation=elsewhere)
 
 
+def test_an_integer_is_never_another_client_by_mistake(run):
+    """Names first, as in `unseen_clients`; a number in the federation only if it cannot be meant as a name."""
+    ids = dataclasses.replace(run.federation, names=(), keys=np.array([0, 2, 1, 33, 4, 5, 6, 7]))
+    for who, client in ((33, 3), ("33", 3), (0, 0), ("2", 1), ("1", 2)):
+        assert set(run.predictions(who, "train", ids).client) == {client}
+    for wrong, code in ((1, "T632"), ([0, np.int64(2)], "T632"), (3, "T625"), ("3", "T625"), (-1, "T625")):
+        with pytest.raises(pefll.PefllError, match=f"PEFLL-{code}"):
+            run.predictions(wrong, "train", ids)
+
+
 def test_frames(run, monkeypatch):
     pytest.importorskip("pandas")
     found = run.predictions("user 3")
     frame = found.frame()
-    assert list(frame.columns) == ["client", "sample", "label", "predicted", "probability"]
+    each = ["probability_red", "probability_green", "probability_blue"]
+    assert list(frame.columns) == ["client", "sample", "label", "predicted", "probability", *each]
     assert set(frame.client) == {"user 3"}
     assert frame.label.tolist() == [("red", "green", "blue")[k] for k in found.label]
     assert frame.probability.tolist() == found.probabilities.max(axis=1).tolist()

@@ -173,6 +173,20 @@ def test_a_gpu_is_named_where_there_is_a_figure():
     assert estimate.before_first_round(remote, spec, None, 1) == ("", 0.0)
 
 
+def test_a_long_run_on_little_data_gets_advice(monkeypatch):
+    spec = SimpleNamespace(federation=ragged(), config=SimpleNamespace(rounds=1000))
+    long = estimate.Told("the rounds take about 3 hours on this CPU", 10.0)
+    said = estimate.advice(long, spec, 1, False)
+    assert "59 training samples" in said
+    assert "try rounds=250, or" in said
+    assert "EarlyStopping" in said
+    assert "EarlyStopping" not in estimate.advice(long, spec, 1, True)
+    assert estimate.advice(long._replace(of_round=0.1), spec, 1, False) == ""
+    assert estimate.advice(long._replace(of_round=0.1), spec, 2, False) != "", "two runs take turns"
+    monkeypatch.setattr(estimate, "LITTLE_DATA", 1)
+    assert estimate.advice(long, spec, 1, False) == ""
+
+
 def test_a_trial_that_fails_leaves_the_error_to_the_run(monkeypatch):
     def fails(*_):
         raise PefllError("training diverged in round 0", code="PEFLL-E001")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from pefll.engines.vector import VectorEngine
 from pefll.methods import build_method
 from pefll.methods.averaging import Server
 from pefll.training.evaluation import Evaluator, accuracy_of, descriptors, evaluate, split_number
+from pefll.training.figures import Accuracy, Evaluation, figures_type
 from tests.federations import problem_of, ragged
 
 
@@ -28,6 +31,24 @@ def test_groups_are_summed_up():
     assert result.loss == 30 / 20
     assert accuracy_of(sums[2:3]) is None
     assert accuracy_of(sums[:0]) is None
+
+
+def test_a_wrong_name_of_a_figure_says_which_there_are():
+    accuracy = Accuracy(0.5, 0.4, 0.6, 0.2, 1.5)
+    errors = figures_type(("rmse", "mae"), (), ())(1.0, 2.0)
+    more = figures_type(("per_sample", "auc"), (), ())(0.5, 1.0)
+    assert accuracy.accuracy == more.accuracy == 0.5
+    for read, code, words in (
+        (lambda: Evaluation(accuracy, None).accuracy, "T634", "seen.accuracy or unseen.accuracy"),
+        (lambda: Evaluation(None, errors).mae, "T634", "seen.mae or unseen.mae"),
+        (lambda: Evaluation(errors, errors).accuracy, "T633", "there are seen, unseen"),
+        (lambda: errors.accuracy, "T633", "there are rmse, mae"),
+        (lambda: accuracy.rmse, "T633", "per_sample"),
+    ):
+        with pytest.raises(PefllError, match=f"{words}.*PEFLL-{code}"):
+            read()
+    assert not hasattr(accuracy, "rmse")
+    assert copy.deepcopy(Evaluation(accuracy, None)) == (accuracy, None)
 
 
 def test_the_worst_tenth_is_a_tenth_of_the_clients():

@@ -103,7 +103,7 @@ def test_frames_saved_runs_and_other_names_of_columns(tmp_path):
     mine = frame[frame.user == 3][["c", "a", "b", "d", "e", "f", "colour", "user"]]
     v = pefll.Embedder.load(tmp_path / "c").describe(mine)
     (model,) = trained.generate(v[None])
-    assert same(model, trained.personalize(mine))
+    assert same(model.of_client(3), trained.personalize(mine)), "a descriptor does not name its client"
     assert set(model.predict(mine, names=True)) <= {"r", "g", "b"}
     with pytest.raises(PefllError, match="PEFLL-M037"):
         trained.embedder().describe(frame)
@@ -324,4 +324,4 @@ def test_an_own_embedding_network_gets_the_encoded_labels_of_a_regression(tmp_pa
     v = pefll.Embedder.load(tmp_path / "client.safetensors", embedding=OfNumbers()).describe(x[:5], y[:5])
     (model,) = pefll.Generator.load(tmp_path / "server.safetensors").generate(v[None])
     assert same(model, run.personalize(x[:5], y[:5]))
-    assert run.predictions(clients=[0]).predicted.shape == (int(federation.count[2, 0]), 2)
+    assert run.predictions(federation.name_of(0)).predicted.shape == (int(federation.count[2, 0]), 2)

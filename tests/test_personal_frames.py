@@ -139,6 +139,30 @@ def test_a_run_trained_on_a_table_gives_models_that_know_its_columns(frame, tmp_
         assert error.value.code == "PEFLL-M030"
 
 
+def test_labels_of_another_type_are_matched_by_name_or_refused(frame):
+    """Parquet may hold the texts "1" and "True" where a CSV is read as numbers and as booleans."""
+    table, low = frame.assign(who=np.arange(50) % 5), frame.width > 0
+
+    def with_labels(false, true, who=slice(None)):
+        return table.assign(kind=np.where(low, true, false))[who]
+
+    for false, true, others in (("False", "True", [(False, True)]), ("5", "7", [(5, 7), (5.0, 7.0)])):
+        federation = pefll.federation_from_frame(with_labels(false, true), label="kind", client="who")
+        run = pefll.fit(federation, rounds=1, clients_per_round=2, local_steps=1, processes=1)
+        mine = table.who == 2
+        wanted = run.personalize(with_labels(false, true, mine)).probabilities(frame)
+        for other in others:
+            assert np.array_equal(run.personalize(with_labels(*other, mine)).probabilities(frame), wanted)
+            assert (
+                run.federation_from(with_labels(*other)).y.tolist()
+                == run.federation_from(with_labels(false, true)).y.tolist()
+            )
+        for wrong in ((0, 1), ("no", "yes"), (2.5, 3.5), (False, 1)):
+            with pytest.raises(PefllError) as error:
+                run.personalize(with_labels(*wrong, mine))
+            assert error.value.code == "PEFLL-D108"
+
+
 def test_metrics_count_the_samples_that_have_a_label(model, frame):
     y = np.resize(["ant", "bee", "cow"], len(frame)).astype(object)
     holes = np.where(np.arange(len(frame)) % 3 == 0, None, y)

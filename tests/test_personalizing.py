@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pefll import load
+from pefll import load, predict_each
 from pefll.core.errors import PefllError
 from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
@@ -94,6 +94,7 @@ def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
         mine = frame[frame.user_id == user]
         alone = run.personalize(mine[FEATURES].to_numpy(), mine.label.to_numpy())
         assert same(model, alone)
+        assert model.spec.client == run.personalize(mine).spec.client == user
         assert same(model, run.personalize(mine)), "one client's table may have the column, which is no feature"
         assert same(model, run.personalize(mine[[*reversed(FEATURES), "label"]]))
     assert not same(models["ann"], models["bob"])
@@ -177,13 +178,25 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     frame.loc[frame.user_id == "bob", "f0"] += 1
     frame.loc[frame.user_id == "eve", "f1"] = np.inf
     frame.to_csv(data, index=False)
-    said = pefll("personalize", by_command, "--data", data, "--each", "--out", folder)
-    assert said.code == 2
+    words = ("personalize", by_command, "--data", data, "--each", "--out", folder)
+    said = pefll(*words)
+    assert said.code == 3
     assert "2 of 3 clients got no model" in said.err
     assert "bob: " in said.err
-    assert "--force" in said.err
+    assert "--update" in said.err
     assert "eve: " in said.err
     assert "Traceback" not in said.err
+    frame[frame.user_id == "eve"].to_csv(data, index=False)
+    refused(*words)  # nobody has a model: not "some"
+    frame.loc[frame.user_id == "eve", "f1"] = 0.0
+    frame.to_csv(data, index=False)
+    before = {user: (folder / file_name(user)).stat().st_mtime_ns for user in ("ann", "bob")}
+    assert pefll(*words, "--update").code == 0
+    after = {user: (folder / file_name(user)).stat().st_mtime_ns for user in ("ann", "bob")}
+    assert after["ann"] == before["ann"]
+    assert after["bob"] > before["bob"]
+    assert not predict_each(folder, frame).errors, "models.json names the new models"
+    refused(*words[:4], "--update", "--out", tmp_path / "one", match="C642")
 
 
 def test_damaged_models_are_made_again_with_a_note(pefll, by_command, tmp_path):  # noqa: F811
@@ -302,7 +315,8 @@ def test_one_client_with_its_column_is_one_client(pefll, by_command, tmp_path, e
     words = ("--each", "--out", tmp_path / "m") if each else ("--out", tmp_path / "3.safetensors")
     assert pefll("personalize", by_command, "--data", tmp_path / "one.csv", *words).code == 0
     made = tmp_path / "m" / "3.safetensors" if each else tmp_path / "3.safetensors"
-    assert PersonalModel.load(made).spec.feature_names == tuple(FEATURES)
+    spec = PersonalModel.load(made).spec
+    assert (spec.feature_names, spec.client) == (tuple(FEATURES), "3")
 
 
 def test_a_misspelt_client_column_is_refused(pefll, refused, by_command, tmp_path):  # noqa: F811

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -60,7 +62,9 @@ def test_each_row_gets_its_own_clients_model(models):
         np.testing.assert_array_equal(found.probabilities[mine], model.probabilities(rows.iloc[mine]))
         np.testing.assert_array_equal(found.predicted[mine], model.predict(rows.iloc[mine]))
     named = found.frame()
-    assert list(named.columns) == ["user_id", "sample", "predicted", "probability"]
+    each = [f"probability_{name}" for name in ("blue", "green", "red")]
+    assert list(named.columns) == ["user_id", "sample", "predicted", "probability", *each]
+    np.testing.assert_array_equal(named[each], found.probabilities)
     assert found.metrics == {"accuracy": pytest.approx((named.predicted == rows.label).mean())}
     unlabelled = package.predict_each(models, rows.drop(columns="label"))
     assert unlabelled.metrics == {}
@@ -109,7 +113,12 @@ def test_a_folder_of_models_by_command(pefll, refused, by_command, tmp_path):  #
     assert f"{len(frame)} samples with a label are right" in said.out
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["user_id", "sample", "class", "probability"]
+    each = [f"probability_{name}" for name in ("blue", "green", "red")]
+    assert list(rows[0]) == ["user_id", "sample", "class", "probability", *each]
+    assert all(row["probability"] == row[f"probability_{row['class']}"] for row in rows)
+    assert sum(float(rows[0][name]) for name in each) == pytest.approx(1, abs=2e-6)
+    assert pefll("predict", folder, "--data", data, "--out", target, "--force", "--no-each-class").code == 0
+    assert target.read_text().splitlines()[0] == "user_id,sample,class,probability"
     assert [int(row["sample"]) for row in rows] == list(range(len(frame)))
     assert [row["user_id"].removeprefix("'") for row in rows] == frame.user_id.tolist()
     refused("predict", folder, "--data", data, "--out", target)
@@ -118,7 +127,7 @@ def test_a_folder_of_models_by_command(pefll, refused, by_command, tmp_path):  #
     words = ("--data", tmp_path / "more.parquet", "--out", target, "--force")
     assert "M033" in refused("predict", folder, *words)
     said = pefll("predict", folder, *words, "--client-column", "who")
-    assert said.code == 2
+    assert said.code == 3
     assert "1 of 17 clients got no predictions: tom: " in said.err
     assert len(target.read_text().splitlines()) > len(frame)
     said = pefll("predict", folder, "--data", data)
@@ -182,10 +191,45 @@ def test_a_model_of_another_client_under_a_clients_name_is_refused(models):
     assert set(found.client) == {"bob", "eve"}
     assert found.errors["ann"].code == "PEFLL-M057"
     index = json.loads((models / INDEX).read_text())
-    for row in index["models"]:  # as an earlier version wrote it
+    for row in index["models"]:  # as an earlier version wrote it; the files say whose they are
         row.pop("made_from")
     (models / INDEX).write_text(json.dumps(index))
-    assert not package.predict_each(models, rows).errors
+    with pytest.warns(UserWarning, match="1 of 3 clients got no predictions"):
+        assert package.predict_each(models, rows).errors["ann"].code == "PEFLL-M057"
+
+
+def test_a_model_knows_its_client_and_refuses_the_rows_of_another(pefll, refused, models, tmp_path):  # noqa: F811
+    data, file = tmp_path / "bob.parquet", models / "ann.safetensors"
+    rows = table(["bob"], seed=3)
+    rows.to_parquet(data)
+    model = PersonalModel.load(file)
+    assert model.spec.client == "ann"
+    assert "client: 'ann'" in repr(model)
+    with pytest.raises(PefllError, match="'bob'") as error:
+        model.predict(rows)
+    assert error.value.code == "PEFLL-M058"
+    assert "--any-client" in refused("predict", file, "--data", data, match="M058")
+    assert pefll("predict", file, "--data", data, "--any-client").code == 0
+    refused("certify", file, "--data", data, match="M058")
+    without = model.predict(rows.drop(columns="user_id"))
+    spec = dataclasses.replace(model.spec, client=None)  # a file of an earlier version
+    np.testing.assert_array_equal(PersonalModel(model.network, spec).predict(rows), without)
+
+
+def test_values_in_another_unit_give_one_note(pefll, models, tmp_path):  # noqa: F811
+    rows = table(["ann", "bob", "eve"], seed=3)
+    rows.assign(f1=rows.f1 * 5 + 400).to_csv(tmp_path / "rows.csv", index=False)
+    said = pefll("predict", models, "--data", tmp_path / "rows.csv")
+    assert said.err.count("note: ") == 1
+    assert "'f1' (median 40" in said.err
+    model, mine = PersonalModel.load(models / "ann.safetensors"), rows[rows.user_id == "ann"]
+    with pytest.warns(UserWarning, match="'f1'"):
+        model.predict(mine.assign(f1=mine.f1 + 1000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(mine)
+        model.predict(mine.assign(f1=mine.f1 + 40))  # a client of its own
+        package.predict_each(models, rows)
 
 
 def test_a_list_of_models_of_40_gb_is_not_read(models):

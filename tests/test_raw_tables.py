@@ -103,9 +103,12 @@ def test_from_a_raw_file_to_predictions_by_commands(pefll, frame, tmp_path):  # 
     summary = json.loads((run / "summary.json").read_text())
     assert summary["num_unseen"] == 2
     rows = json.loads((run / "columns.json").read_text())["columns"]
-    assert [row["column"] for row in rows] == [f"number_{n}" for n in range(8)] + ["city", "plan", "device"]
+    assert [row["column"] for row in rows] == [f"number_{n}" for n in range(8)] + ["city", "plan", "device", "liked"]
+    assert rows[-1]["kind"] == "label"
+    assert f"label 'liked': {rows[-1]['done']}\n" in said.err
     shown = pefll("show", run, "--out", tmp_path / "pictures")
     assert "Columns of run" in shown.out
+    assert ["liked", "label"] in [line.split()[:2] for line in shown.out.splitlines()]
     one = tmp_path / "one.parquet"
     frame[frame.user_id == "user-00003"].to_parquet(one)
     assert pefll("personalize", run, "--data", one, "--out", tmp_path / "m.safetensors").code == 0

@@ -27,7 +27,7 @@ from pefll.runs.progress import Progress, start_or_resume
 from pefll.runs.record import RunFolder
 from pefll.training import evaluation, loop, pipeline
 from pefll.training.callbacks import ActiveRun, History
-from pefll.training.evaluation import Accuracy, Evaluation
+from pefll.training.figures import Accuracy, Evaluation
 from pefll.training.fitting import fit
 from pefll.training.resolve import RunSpec
 from pefll.training.round_robin import ScheduledRun, round_robin

@@ -60,7 +60,7 @@ from pefll.training.callbacks import Callback, EarlyStopping
 from pefll.training.checking import check_method
 from pefll.training.client_models import Predictions
 from pefll.training.cost import Cost, cost_of_new_client
-from pefll.training.evaluation import Accuracy, Evaluation
+from pefll.training.figures import Accuracy, Evaluation
 from pefll.training.fitting import RunsFailed, fit, fit_seeds
 from pefll.training.predicting import EachPredictions, predict_each
 from pefll.training.run import ClientsFailed, Run, load

@@ -10,8 +10,10 @@ import pytest
 
 from pefll.core.errors import PefllError
 from pefll.data import TEST, TRAIN, federation_from_frame
-from pefll.data.column_plan import CLIP
+from pefll.data.column_plan import CLIP, ColumnPlan
+from pefll.data.column_use import use_of
 from pefll.data.frames import inputs_of
+from pefll.data.id_columns import id_notes
 from pefll.data.table_plan import TablePlan, plan_of
 from pefll.data.table_samples import from_frame
 
@@ -439,3 +441,36 @@ def test_plans_from_strangers(change):
             plan_of(content, [1])
     with pytest.raises(ValueError, match="inputs"):
         plan_of({"columns": [GOOD]}, [2])
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "values", "several", "is_far"),
+    [
+        (70, 15, [70_000.0, 60_000, 90_000], False, True),  # grams in place of kilograms
+        (70, 15, [0.07, 0.06, 0.09, 0.08, 0.05], False, True),  # tonnes
+        (70, 15, [0.0] * 9, False, False),  # all missing, as zeros
+        (70, 15, [240.0] * 9, True, True),
+        (70, 15, [240.0] * 9, False, False),  # one client's values
+        (0.005, 0.0705, [1.0] * 50, False, False),  # a rare flag that one client always has
+        (3, 9, [0.001, 0.0, 900, 0.002, 5], True, False),  # heavy tails
+        (70, 15, [np.nan, np.inf], True, False),
+    ],
+)
+def test_which_values_are_far_from_those_of_training(mean, deviation, values, several, is_far):
+    plan = ColumnPlan("mass", "number", mean=float(mean), deviation=float(deviation))
+    assert bool(plan.far_off(np.array(values), several)) == is_far
+    assert not ColumnPlan("mass", "boolean", mean=0.001, deviation=0.001).far_off(np.array(values), several)
+
+
+@pytest.mark.parametrize("name", ["user_id", "userId", "CLIENTID", "id", "shop id", "customer"])
+def test_a_forgotten_column_of_clients_gets_a_note(name):
+    frame = {name: [7, 7, 8, 9], "age": [1, 2, 3, 4], "paid": [1, 2, 3, 4], "y": [0, 1, 0, 1]}
+    samples = from_frame(frame, "y", None)
+    (note,) = id_notes(samples)
+    assert repr(name) in note
+    assert "client=" in note
+    (note,) = id_notes(from_frame(frame | {"who": [1, 1, 2, 2]}, "y", "who"))
+    assert "client=" not in note
+    for fine in ([0.5, 1, 2, 3], [0, 1, 0, 1]):
+        assert not id_notes(from_frame(frame | {name: fine}, "y", None))
+    assert not id_notes(from_frame(frame, "y", None, use=use_of(treat={name: "category"})))

@@ -23,7 +23,7 @@ from pefll.data import (
     with_channel_stats,
 )
 from pefll.data.assembly import assemble
-from pefll.data.partition import _draw_classes
+from pefll.data.class_partition import _draw_classes
 from tests.federations import ragged
 
 from . import layouts

@@ -89,6 +89,18 @@ def test_everything_is_run_once(results, monkeypatch):
     ]
 
 
+def test_large_federations_need_three_seeds_in_table_1_only(tmp_path):
+    sizes = read_status(tmp_path, None, 5000, None, EXPERIMENTS["hypernetwork-size"])
+    assert {(job.cell.clients, job.seed) for job in sizes.missing} == {
+        *((100, seed) for seed in range(3)),
+        *((clients, 0) for clients in (500, 1000)),
+    }
+    natural = read_status(tmp_path, None, 5000, "femnist", EXPERIMENTS["unlabeled"])
+    assert {job.seed for job in natural.missing} == {0, 1, 2}
+    assert {job.seed for job in read_status(tmp_path, None, 5000, "pefll/cifar10-500").missing} == {0, 1, 2}
+    assert {job.seed for job in read_status(tmp_path, (4, 5), 5000, None, EXPERIMENTS["descriptors"]).missing} == {4, 5}
+
+
 def test_tables_come_from_result_files_alone(results, monkeypatch):
     train(results)
     monkeypatch.setattr(fitting, "train_all", None)

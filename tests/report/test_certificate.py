@@ -143,6 +143,7 @@ def test_figures(certificate, drawn, tmp_path):
     lines = {line.get_label(): line for line in drawn[1].axes[0].get_lines()}
     assert lines["a"].get_xdata().tolist() == [0, 10, 20]
     assert "b" not in lines  # it has no value
+    assert [label.get_text() for label in drawn[1].axes[0].get_yticklabels()][:3] == ["0.01", "0.1", "1"]
     bounds_over_training({"one": rows, "two": rows[:1]}, tmp_path / "b.png", {"a": "the bound"}, "the truth")
     assert [axes.get_title(loc="left") for axes in drawn[2].axes] == ["one", "two"]
     assert {"the bound", "the truth"} <= {line.get_label() for line in drawn[2].axes[1].get_lines()}

@@ -47,7 +47,7 @@ def test_means_the_best_and_the_paired_test(three: list[RunFolder], make_run: Ma
     make_run("all/going", finished=False)
     found = compare(three[0].path.parents[1])
     assert found.unfinished == ["going"]
-    assert found.columns == [SEEN, UNSEEN]
+    assert found.columns == compare(three[0].path, "accuracy").columns == [SEEN, UNSEEN]
     assert [row.runs.label for row in found.rows] == ["fedavg", "pefll lr 0.1", "pefll"]
     fedavg, other, mine = (row.cells[SEEN] for row in found.rows)
     assert mine.values == pytest.approx([80, 84])
@@ -144,8 +144,31 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
     worst = compare(folder.path.parent, ["worst_tenth", "r2", "mae"])
     assert [cell.best for cell in worst.rows[2].cells.values()] == [False, True, False]
     assert worst.rows[2].cells[Column("seen", "mae")].text == "—"
-    with pytest.raises(PefllError, match=r"known are mae, per_client, r2, rmse, worst_tenth.*PEFLL-A101"):
-        compare(folder.path.parent, "per_sample")
+    for wrong in ("per_sample", "accuracy"):
+        with pytest.raises(PefllError, match=r"known are mae, per_client, r2, rmse, worst_tenth.*PEFLL-A101"):
+            compare(folder.path.parent, wrong)
+
+
+def test_errors_that_add_up_over_clients_have_a_paired_test(make_run: MakeRun) -> None:
+    samples = [4, 2, 2, 2, 2, 2, 0]
+    for name, method, rmse in (("a", "pefll", [1.0] * 6), ("b", "fedavg", [3.0, 2.0, 2.0, 2.0, 2.0, 2.0])):
+        of_client = {"samples": samples, "rmse": [*rmse, None], "mae": [*rmse, None], "r2": [0.1] * 6 + [None]}
+        root = math.sqrt(sum(n * each**2 for n, each in zip(samples, rmse, strict=False)) / 14)
+        mean = sum(n * each for n, each in zip(samples, rmse, strict=False)) / 14
+        group = {"rmse": root, "per_client": sum(rmse) / 6, "mae": mean, "r2": 0.5 if name == "a" else 0.4}
+        told = {"metrics": {"best": {"seen": group, "unseen": None}}, "client_metrics": {"seen": of_client}}
+        folder = make_run(f"x/{name}", method=method, evaluations=0, accuracy=None, client_counts=None, **told)
+    found = compare(folder.path.parent, ["rmse", "mae", "per_client", "r2"])
+    worse = {column.measure: cell for column, cell in found.rows[1].cells.items()}
+    for measure, lead in (("rmse", math.sqrt(76 / 14) - 1), ("mae", 32 / 14 - 1), ("per_client", 13 / 6 - 1)):
+        test = worse[measure].behind
+        assert test is not None
+        assert (test.points, test.p, test.clients) == (pytest.approx(-lead), 2 / 2**6, 6)
+        assert worse[measure].text.endswith("*")
+    assert worse["r2"].behind is None, "clients' R² do not add up to it"
+    assert "There is no paired test for r2." in found.note
+    record = next(one for one in found.records() if one["measure"] == "rmse" and not one["best"])
+    assert 0 < record["low"] <= record["behind_best"] <= record["high"]
 
 
 def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> None:
@@ -275,7 +298,7 @@ def test_what_cannot_be_compared(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a")
     for ask, code in (
         (lambda: compare(make_run("b", finished=False).path), "PEFLL-O621"),
-        (lambda: compare(run.path, "accuracy"), "PEFLL-A101"),
+        (lambda: compare(run.path, "precision"), "PEFLL-A101"),
         (lambda: compare(tmp_path / "nowhere"), "PEFLL-R120"),
         (lambda: compare(5), "PEFLL-A"),
         (lambda: compare(run.path).write(tmp_path / "t.docx"), "PEFLL-O620"),

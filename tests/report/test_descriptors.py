@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from pefll.report.descriptors import (
     read_descriptors,
     spearman,
 )
+from pefll.report.plots import curves, descriptor_map
 from pefll.runs.record import RunFolder
+from pefll.training.plotting import PICTURES
 
 from .conftest import MakeRun, write_descriptors
 
@@ -173,3 +176,25 @@ def test_a_run_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
     numbers = pefll.federation_from_arrays(x, np.arange(60) % 3, np.arange(60) // 10)
     pefll.fit(numbers, **settings, out=tmp_path / "numbers")
     assert read_descriptors(RunFolder(tmp_path / "numbers")).class_names == ()
+
+
+def test_a_run_in_python_draws_the_pictures_of_its_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rng = np.random.default_rng(0)
+    federation = pefll.federation_from_arrays(rng.normal(size=(60, 4)), rng.normal(size=60), np.arange(60) // 10)
+    quick = {"rounds": 2, "local_steps": 1, "clients_per_round": 2, "processes": 1, "model": "tiny"}
+    run = pefll.fit(federation, **quick, out=tmp_path / "run")
+    curves([RunFolder(tmp_path / "run")], tmp_path / "curves.png")
+    descriptor_map(RunFolder(tmp_path / "run"), tmp_path / "descriptors.png")
+    with ThreadPoolExecutor(2) as pool:
+        for job in [pool.submit(run.plot, tmp_path / f"my-{what}.png", what) for what in PICTURES]:
+            job.result()
+    pefll.load(tmp_path / "run").plot(tmp_path / "loaded.png")
+    for mine, drawn in (("my-curves", "curves"), ("loaded", "curves"), ("my-descriptors", "descriptors")):
+        assert (tmp_path / f"{mine}.png").read_bytes() == (tmp_path / f"{drawn}.png").read_bytes()
+    with pytest.raises(PefllError, match="PEFLL-A101"):
+        run.plot(tmp_path / "a.png", "losses")
+    with pytest.raises(PefllError, match="PEFLL-O009"):
+        run.plot(tmp_path / "a.bmp")
+    with pytest.raises(PefllError, match="PEFLL-T635"):
+        pefll.fit(federation, "fedavg", **quick).plot(tmp_path / "a.png", "descriptors")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pefll.core.errors import PefllError
-from pefll.report.significance import LEAST_CLIENTS, SURE, Pair, paired_bootstrap, sign_flip_test
+from pefll.report.significance import LEAST_CLIENTS, SURE, Pair, paired_bootstrap, root_mean_test, sign_flip_test
 
 
 def pair(samples, ours, theirs) -> Pair:
@@ -105,3 +105,26 @@ def test_signs_of_few_clients_are_all_tried():
 def test_the_test_refuses_what_is_no_pair(bad):
     with pytest.raises(PefllError, match="PEFLL-X010"):
         sign_flip_test(bad)
+
+
+def test_the_difference_of_roots_is_tested_by_exchanging_clients_and_its_interval_drawn_from_them():
+    better = root_mean_test([pair([4] * 6, [4] * 6, [16] * 6), pair([1] * 5, [1] * 5, [9] * 5)])
+    assert better == ((1 - 2) / 2 + (1 - 3) / 2, -1.5, -1.5, 2 / 2**6, 6, 2), "all clients have the same lead"
+    few = root_mean_test([pair([4] * 5, [4] * 5, [16] * 5)])
+    assert (few.low, few.high, few.p, few.clients) == (-np.inf, np.inf, 2 / 2**5, 5)
+    rng = np.random.default_rng(1)
+    samples, theirs = np.full(400, 10), 10 * rng.gamma(4, 1, 400)
+    ours = theirs * rng.uniform(0.9, 1.08, 400)
+    found = root_mean_test([Pair(samples, ours, theirs)])
+    one, two = ours / 10, theirs / 10
+    error = (one / (2 * np.sqrt(one.mean())) - two / (2 * np.sqrt(two.mean()))).std() / np.sqrt(400)
+    assert (found.low, found.high) == pytest.approx(found.points + 1.96 * error * np.array([-1, 1]), abs=5e-4)
+    assert found.p < SURE
+    assert root_mean_test([Pair(samples, theirs, ours)]).points == -found.points
+
+
+def test_equal_roots_differ_in_at_most_5_per_cent_of_comparisons():
+    rng = np.random.default_rng(0)
+    draws = (rng.gamma(0.5, 1, (2, 3, 6)) for _ in range(300))  # two seeds are not independent of each other
+    found = [root_mean_test([Pair(np.full(6, 9), *one[:, 0]), Pair(np.full(6, 9), *one[:, 1])]).p for one in draws]
+    assert 0 < np.mean(np.array(found) < SURE) <= SURE + 0.025, "two standard errors"

@@ -15,7 +15,7 @@ import torch
 import pefll
 from pefll.core import plugins
 from pefll.core.tree import leaves
-from pefll.tasks.names import task_of
+from pefll.tasks.names import labels_for, name_of, task_of
 from tests.federations import ragged
 from tests.tasks.labels import SIZES, with_numbers, with_sets
 
@@ -82,6 +82,12 @@ def test_the_command_line_sets_the_parameter_of_the_loss_of_the_page(monkeypatch
     monkeypatch.setattr(plugins, "_allowed", {"mine:GCE"})
     found = task_of(task)
     assert (type(found).__name__, found.q) == ("GCE", 0.4)
+    for call in ("mine:GCE(q=0.4)", "mine:GCE( q=0.4, class_weights=[1, 2.5] )", "mine:GCE(q=0.4,label_smoothing=0)"):
+        assert labels_for(call) == "classes"
+        assert name_of(task_of(call)) == "mine:GCE" + " class_weights=1.0,2.5" * ("[" in call) + " q=0.4"
+    for wrong, code in (("mine:GCE(0.4, focal=2)", "A113"), ("mine:GCE(q=0.4, focal", "A113"), ("GCE(q=0)", "A101")):
+        with pytest.raises(pefll.PefllError, match=f"PEFLL-{code}"):
+            task_of(wrong)
     scores = torch.tensor([[1.0, 0.0], [-200.0, 200.0]], requires_grad=True)
     losses = found.loss(scores, torch.tensor([0, 0]))
     losses.sum().backward()

@@ -16,6 +16,7 @@ import pefll
 from pefll.core.errors import Diverged, PefllError
 from pefll.core.wording import for_the_command_line
 from pefll.data.samples import TEST
+from pefll.runs.personal import metrics_of
 from pefll.tasks import checking
 from pefll.tasks.names import checked_task
 from pefll.tasks.settings import settings_in
@@ -213,6 +214,14 @@ def test_a_metric_that_leaves_its_bounds_later_ends_the_evaluation():
     data = with_numbers(1, clients=4, seen=3)
     with pytest.raises(PefllError, match=r"'size' of the task Mine is \d.* for client .* bounds are \(0, 1\); .*S642"):
         pefll.fit(data, "fedavg", task=with_part("measured", (size,)), client_lr=0.5, **QUICK | {"local_steps": 50})
+
+
+def test_a_personal_models_metric_is_checked_against_its_bounds():
+    size = pefll.Metric("size", lambda output, y: output[:, 0].abs(), bounds=(0, 1))
+    task = pefll.Regression(mean=(5.0,), deviation=(1.0,), extra=[size])
+    with pytest.raises(PefllError, match=r"'size' of the task Regression is 5.* on average for 3 samples.*S642"):
+        metrics_of(task, torch.zeros(3, 1), torch.ones(3), 0)
+    assert metrics_of(dataclasses.replace(task, mean=(0.5,)), torch.zeros(3, 1), torch.ones(3), 0)["size"] == 0.5
 
 
 def test_an_infinite_figure_is_recorded_as_not_defined(tmp_path):

@@ -13,8 +13,8 @@ import torch
 import typer
 from rich.markup import escape
 
-from pefll.cli import certify, data, experiments, flower, methods, personal, runs, training
-from pefll.cli.console import INTERRUPTED, err
+from pefll.cli import certify, data, experiments, flower, methods, personal, reproduce, runs, training
+from pefll.cli.console import INTERRUPTED, REFUSED, SOME_FAILED, SomeClientsFailed, err
 from pefll.core.errors import PefllError
 from pefll.core.plugins import fault
 from pefll.core.progress import say
@@ -33,7 +33,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Personalized federated learning by learning to learn: a model for every client, also for new ones.\n\n"
-    "Start with `pefll demo`, or train on data that needs no download: `pefll train --data digits --out runs/first`.",
+    "Start with `pefll demo`, or train on data that needs no download: `pefll train --data digits --out runs/first`."
+    "\n\nExit codes: 0 done, 2 an error, 3 done for some clients but not for all, 130 stopped by Ctrl-C.",
 )
 
 
@@ -61,7 +62,7 @@ app.command(rich_help_panel="Runs")(runs.show)
 app.command(rich_help_panel="Personal models")(personal.personalize)
 app.command(rich_help_panel="Personal models")(personal.predict)
 app.command(rich_help_panel="Experiments")(experiments.tune)
-app.command(rich_help_panel="Experiments")(experiments.reproduce)
+app.command(rich_help_panel="Experiments")(reproduce.reproduce)
 app.command(rich_help_panel="Experiments")(experiments.cost)
 app.command(name="check-method", rich_help_panel="Experiments")(methods.check_method)
 
@@ -71,7 +72,8 @@ app.add_typer(flower.app, name="flower", rich_help_panel="Real clients")
 
 
 def main() -> None:
-    """Run the command line; print one sentence and exit with code 2 for an error that the user can fix."""
+    """Run the command line; print one sentence and exit with code 2 or 3 for an error that the user can fix."""
+    failed = REFUSED
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal or a file may not have all letters
         sys.stdout.reconfigure(errors="replace")
     if "OMP_NUM_THREADS" not in os.environ:
@@ -85,7 +87,7 @@ def main() -> None:
             sys.stdout.flush()
         sys.exit(code)
     except PefllError as error:
-        sentence = str(error)
+        sentence, failed = str(error), SOME_FAILED if isinstance(error, SomeClientsFailed) else REFUSED
     except UsageError as error:
         sentence = " ".join(error.format_message().split())  # type: ignore[attr-defined]
         sentence = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", sentence)  # some versions ask twice
@@ -104,4 +106,4 @@ def main() -> None:
         sentence += f" ({TRACEBACK}=1 shows the traceback)"
     if sentence:  # it is empty if the user gave no command; then the help was shown
         err.print(f"error: {escape(sentence)}", style="red", highlight=False, soft_wrap=True)
-    sys.exit(2)
+    sys.exit(failed)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pefll.cli.console import err, out
+from pefll.cli.console import err, noting, out
 from pefll.cli.options import Force, OwnMethod, OwnModel, OwnTask, TrainedLabel, check_free
 from pefll.cli.samples import label_in_training, samples_of_client
 from pefll.core.errors import PefllError
@@ -230,11 +229,8 @@ def _certify_model(
     model: str | None,
     task: str | None,
 ) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with noting():
         personal = PersonalModel.load(path, architecture=model, task=task)
-    for warning in caught:
-        say(err, f"note: {warning.message}")
     if data is None and width is None and not personal.spec.certificate:
         raise PefllError(
             f"{path} needs labelled samples of its client that did not make it; give them with --data",
@@ -252,7 +248,7 @@ def _certify_model(
     if data is None:
         return
     label = label or label_in_training(data, personal.spec.label_column)
-    x, y = samples_of_client(data, label, personal.spec, alone=True)
+    x, y = samples_of_client(data, label, personal.spec, "leave this column out to use this model", alone=True)
     if y is not None:
         there = has_label(y)
         x, y = x[there], without_gaps(y[there])

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.segment import Segment
 
+from pefll.core.errors import PefllError
+from pefll.core.progress import say
 from pefll.core.wording import harmless
 
-INTERRUPTED = 130  # the exit code after Ctrl-C; typer uses it too
+# Exit codes. 1 is a failed check, or an error of this package.
+REFUSED = 2  # an error that the user can correct
+SOME_FAILED = 3  # some clients have no result, but the others have
+INTERRUPTED = 130  # after Ctrl-C; typer uses it too
+
+
+class SomeClientsFailed(PefllError):
+    """Some clients have no result, but the others have."""
 
 
 class _Harmless(Console):
@@ -20,6 +31,18 @@ class _Harmless(Console):
         """Yield the segments of something printable. Names in it may come from a stranger's file."""
         for one in super().render(*args, **options):
             yield one if one.control else one._replace(text=harmless(one.text))
+
+
+@contextmanager
+def noting() -> Iterator[None]:
+    """Inside the block, warnings are kept; at its end, each is printed once as a note."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            for sentence in dict.fromkeys(str(one.message) for one in caught):
+                say(err, f"note: {sentence}")
 
 
 out, err = _Harmless(soft_wrap=True), _Harmless(stderr=True, soft_wrap=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import typer
 
 from pefll import data as sources
-from pefll.cli.console import INTERRUPTED, err, out
+from pefll.cli.console import INTERRUPTED, SomeClientsFailed, err, noting, out
 from pefll.cli.options import (
     Force,
     OwnMethod,
@@ -27,7 +26,7 @@ from pefll.cli.options import (
     own_code,
     parse_settings,
 )
-from pefll.cli.predicting import predict_folder
+from pefll.cli.predicting import class_cells, predict_folder
 from pefll.cli.samples import label_in_training, samples_of_client
 from pefll.cli.tables import accuracy_table
 from pefll.core import files
@@ -38,6 +37,7 @@ from pefll.core.wording import counted, reasons, without_samples
 from pefll.data.federation import Federation
 from pefll.data.frames import why_no_labels
 from pefll.data.missing_labels import has_label, labelled, without_gaps
+from pefll.data.owners import Name
 from pefll.data.table_files import read_frame
 from pefll.runs import federations
 from pefll.runs.model_folder import INDEX
@@ -138,11 +138,8 @@ def evaluate(
 
 def _other_data(trained: run.Run, data: Path, label: str, client_column: str | None) -> Federation:
     """Return the federation of other data than the run's, with notes on what was left out."""
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
+    with noting():
         federation = trained.federation_from(data, label=label, client=client_column)
-    for note in notes:
-        say(err, f"note: {note.message}")
     say(err, f"{data}: {counted(federation.num_clients, 'client')}, all of which count as unseen")
     return federation
 
@@ -160,6 +157,12 @@ def personalize(
     each: Annotated[
         bool,
         typer.Option("--each", help="Make one model for each client in the data; keep models that exist already."),
+    ] = False,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update", help="With --each: replace models of earlier samples or of another run, and keep the others."
+        ),
     ] = False,
     label: TrainedLabel = None,
     client_column: Annotated[
@@ -181,7 +184,16 @@ def personalize(
     - `pefll personalize runs/c10 --data my_samples.npz --out me.safetensors`
 
     - `pefll personalize runs/c10 --data all_users.parquet --each --out models`
+
+    - `pefll personalize runs/c10 --data all_users_today.parquet --each --update --out models`
+
+    The exit code is 3 if some clients got no model and the others have theirs.
     """
+    if update and not each:
+        raise PefllError(
+            "--update is about the models of several clients; add --each, or replace one model with --force",
+            code="PEFLL-C642",
+        )
     if each:
         check_folder(target)
     elif target.suffix not in ("", ".safetensors"):
@@ -194,21 +206,32 @@ def personalize(
     trained = run.load(path, err, architecture, method, task=task).with_settings(**changes)
     label = label or label_in_training(data, trained.columns.label)
     if each:
-        _personalize_each(trained, data, target, label, client_column, force)
+        _personalize_each(trained, data, target, label, client_column, force, update)
         return
     instead = "make one model for each with --each --out FOLDER"
     client, named = client_column or trained.columns.client, bool(client_column)
+    names = list[Name]()  # of the client, if the data has it
     x, y = samples_of_client(
-        data, label, trained.model_spec, client=client, client_named=named, alone=True, instead=instead
+        data,
+        label,
+        trained.model_spec,
+        client=client,
+        client_named=named,
+        alone=True,
+        instead=instead,
+        of_client=lambda _, name: names.append(name),
     )
     _check_labels(y is not None, trained, data, label)
     x, y, left_out = labelled(x, y, trained.method.uses_labels)
     if left_out:
         say(err, f"note: {unlabelled_words(left_out, left_out + len(x))}")
     personal = trained.personalize(x, y)
+    for name in names:
+        personal = personal.of_client(name)
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
-    say(out, f"{target}: a personal {trained.model_spec.model} from {counted(len(x), 'sample')}")
+    whose = "".join(f" of client {name!r}" for name in names)
+    say(out, f"{target}: a personal {trained.model_spec.model}{whose} from {counted(len(x), 'sample')}")
     if y is not None and not trained.model_spec.classes:
         say(out, f"On the samples it was made from: {_metrics_text(personal.metrics(x, y), personal.task)}.")
     elif y is not None:
@@ -228,17 +251,18 @@ def personalize(
 
 
 def _personalize_each(
-    trained: run.Run, data: Path, folder: Path, label: str, client_column: str | None, force: bool
+    trained: run.Run, data: Path, folder: Path, label: str, client_column: str | None, force: bool, update: bool
 ) -> None:
-    """Write one model for each client in a file or folder; PefllError at the end if some clients got none."""
+    """Write one model for each client in a file or folder; an error at the end if some clients got none."""
     columns = trained.columns._replace(label=label, client=client_column or trained.columns.client)
-    owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
+    with noting():
+        owned = sources.read_each(data, columns, tokens=trained.model_spec.tokens)
     _check_labels(owned[0].y is not None, trained, data, label)
     owned, note = labelled_clients(owned, trained.method.uses_labels)
     if note:
         say(err, f"note: {note}")
     try:
-        written = personalizing.write_each(trained, owned, folder, force=force, console=err)
+        written = personalizing.write_each(trained, owned, folder, force=force, update=update, console=err)
     except KeyboardInterrupt:
         say(err, f"Stopped: the models in {folder} are kept, and the same command continues from there.")
         sys.exit(INTERRUPTED)
@@ -250,7 +274,8 @@ def _personalize_each(
         own = own_code(model=trained.model_spec.model, task=(trained.model_spec.task or "").partition(" ")[0])
         say(out, f"Next: pefll predict {folder} --data {_more_like(data)} --out predictions.csv{own}")
     if written.errors:
-        raise PefllError(
+        kind = SomeClientsFailed if written.made or written.kept else PefllError
+        raise kind(
             f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; correct the data and give "
             f"the command again: {reasons(written.errors)}",
             code="PEFLL-M041",
@@ -296,6 +321,17 @@ def predict(
     architecture: Annotated[
         str | None, typer.Option("--model", help="your.module:function, if the model is your own code.")
     ] = None,
+    any_client: Annotated[
+        bool, typer.Option("--any-client", help="Use a model file for the rows of another client, too.")
+    ] = False,
+    each_class: Annotated[
+        bool | None,
+        typer.Option(
+            "--each-class/--no-each-class",
+            help="Whether --out has a column with the probability of each class. [default: for up to 20 classes]",
+            show_default=False,
+        ),
+    ] = None,
     force: Force = False,
     task: Annotated[str | None, typer.Option(help="your.module:Class, if the run's task is your own code.")] = None,
 ) -> None:
@@ -308,20 +344,20 @@ def predict(
     - `pefll predict me.safetensors --data more_samples.npz --out answers.csv`
 
     - `pefll predict models --data rows_of_all_users.parquet --out answers.csv`
+
+    The exit code is 3 if some clients have no predictions and the others have theirs.
     """
     check_free(target, "--out", force)
     if model.is_dir():
-        predict_folder(model, data, target, client_column, label, architecture, task)
+        predict_folder(model, data, target, client_column, label, architecture, task, each_class)
         return
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
+    with noting():
         personal = PersonalModel.load(model, architecture=architecture, task=task)
-    for note in notes:
-        say(err, f"note: {note.message}")
     label = label or label_in_training(data, personal.spec.label_column)
     instead = "predict with the models of all: pefll predict FOLDER, as `pefll personalize --each` made it"
     column = {"client": client_column, "client_named": True} if client_column else {}
-    x, y = samples_of_client(data, label, personal.spec, alone=True, instead=instead, **column)
+    anyway = "" if any_client else "use this model anyway with --any-client"
+    x, y = samples_of_client(data, label, personal.spec, anyway, alone=True, instead=instead, **column)
     if not personal.spec.classes:
         _predict_others(personal, x, y, target)
         return
@@ -335,15 +371,8 @@ def predict(
     classes, chances = personal.predict_with_probabilities(x)
     names = personal.class_names
     if target is not None:
-        answers = enumerate(classes)
-        files.write_csv(
-            target,
-            (
-                {"sample": row, "class": names[c]}
-                | ({} if chances is None else {"probability": f"{chances[row, c]:.6f}"})
-                for row, c in answers
-            ),
-        )
+        answers = class_cells(classes, chances, names, each_class)
+        files.write_csv(target, ({"sample": row} | cells for row, cells in enumerate(answers)))
         say(out, f"wrote {target}")
     else:
         for row, c in enumerate(classes[:20]):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pefll.cli.console import err, out
+from pefll.cli.console import SomeClientsFailed, err, noting, out
 from pefll.core import files
-from pefll.core.errors import PefllError
 from pefll.core.progress import say
 from pefll.core.wording import counted
+from pefll.data.samples import Array
+from pefll.runs.prediction_columns import probability_columns
 from pefll.runs.record import figure_text
 from pefll.training.predicting import EachPredictions, predictions_each, without_predictions
 
@@ -27,15 +26,17 @@ def predict_folder(
     label: str | None,
     architecture: str | None,
     task: str | None,
+    each_class: bool | None,
 ) -> None:
-    """Print or write the predictions of each client's model; PefllError at the end if some clients have none."""
-    found = predictions_each(folder, data, client_column, label, architecture, task, err)
+    """Print or write the predictions of each client's model; SomeClientsFailed at the end if some have none."""
+    with noting():
+        found = predictions_each(folder, data, client_column, label, architecture, task, err)
     if target is not None:
-        files.write_csv(target, _rows(found, len(found)))
+        files.write_csv(target, _rows(found, len(found), each_class))
         clients = counted(len(set(found.client.tolist())), "client")
         say(out, f"wrote {target}: {counted(len(found), 'row')} of {clients}, each by the client's own model")
     else:
-        for row in _rows(found, SHOWN):
+        for row in _rows(found, SHOWN, each_class=False):
             client, sample, *rest = row.values()
             say(out, f"sample {sample}, {client}: {', '.join(map(str, rest))}")
         if len(found) > SHOWN:
@@ -48,23 +49,44 @@ def predict_folder(
         words = ", ".join(f"{name} {figure_text(found.metrics, name)}" for name in found.metrics)
         say(out, f"{counted(found.labelled, 'sample')} with labels: {words}")
     if found.errors:
-        raise PefllError(without_predictions(found), code="PEFLL-M055")
+        raise SomeClientsFailed(without_predictions(found), code="PEFLL-M055")
 
 
-def _rows(found: EachPredictions, most: int) -> Iterator[dict[str, Any]]:
+def class_cells(
+    predicted: Array, chances: Array | None, names: Sequence[str], each_class: bool | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the cells of each row's prediction: the class's name, and probabilities if there are any.
+
+    Args:
+        predicted: [N] classes.
+        chances: [N, classes], or None.
+        names: the name of each class.
+        each_class: see `probability_columns`.
+    """
+    columns = probability_columns(chances, predicted, names, each_class)
+    for place, chosen in enumerate(predicted.tolist()):
+        yield {"class": names[chosen]} | {name: f"{values[place]:.6f}" for name, values in columns.items()}
+
+
+def _rows(found: EachPredictions, most: int, each_class: bool | None) -> Iterator[dict[str, Any]]:
     """Yield the first rows of the CSV: the client, the row's number in the table from 0, and the prediction."""
+    if found.labels == "classes":
+        chances = None if found.probabilities is None else found.probabilities[:most]
+        rows = class_cells(found.predicted[:most].reshape(-1), chances, found.class_names, each_class)
+    else:
+        rows = _other_cells(found, most)
+    for place, row in enumerate(rows):
+        column = found.client_column if found.client_column not in ("sample", *row) else "client"
+        yield {column: found.client[place], "sample": int(found.sample[place])} | row
+
+
+def _other_cells(found: EachPredictions, most: int) -> Iterator[dict[str, Any]]:
+    """Yield the cells of the first rows' predictions, if these are numbers or sets."""
     predicted = found.predicted.reshape(len(found), -1)
     cells = predicted.astype(int) if predicted.dtype == bool else predicted
     names = (
         found.class_names if len(found.class_names) == predicted.shape[1] else tuple(map(str, range(cells.shape[1])))
     )
     names = ("prediction",) if cells.shape[1] == 1 else names
-    column = found.client_column if found.client_column not in ("sample", *names) else "client"
-    for place in range(min(most, len(found))):
-        row: dict[str, Any] = {column: found.client[place], "sample": int(found.sample[place])}
-        if found.labels != "classes":
-            yield row | dict(zip(names, cells[place].tolist(), strict=True))
-            continue
-        chosen = int(np.ravel(predicted[place])[0])
-        row["class"] = found.class_names[chosen]
-        yield row if found.probabilities is None else row | {"probability": f"{found.probabilities[place, chosen]:.6f}"}
+    for row in cells[:most]:
+        yield dict(zip(names, row.tolist(), strict=True))

@@ -31,7 +31,6 @@ class Diverged(PefllError):
 
 # What names of other libraries, and of tables, are called here.
 _MEANT = {
-    "accuracy": "per_sample",
     **dict.fromkeys(("lr", "learning_rate", "local_lr"), "client_lr"),
     **dict.fromkeys(("epochs", "local_epochs"), "local_steps"),
     **dict.fromkeys(("verbose", "progress"), "console"),

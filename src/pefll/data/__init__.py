@@ -4,6 +4,8 @@ from pefll.data.arrays import samples_from_arrays as samples_from_arrays
 from pefll.data.check import Finding as Finding
 from pefll.data.check import check as check
 from pefll.data.check import holds_any as holds_any
+from pefll.data.class_partition import by_class as by_class
+from pefll.data.class_partition import dirichlet as dirichlet
 from pefll.data.client import Batch as Batch
 from pefll.data.client import Client as Client
 from pefll.data.client_files import read_client as read_client
@@ -13,9 +15,7 @@ from pefll.data.download import get as get
 from pefll.data.federation import Federation as Federation
 from pefll.data.normalise import with_channel_stats as with_channel_stats
 from pefll.data.owners import CLIENT as CLIENT
-from pefll.data.partition import by_class as by_class
 from pefll.data.partition import by_indices as by_indices
-from pefll.data.partition import dirichlet as dirichlet
 from pefll.data.partition import natural as natural
 from pefll.data.partitioned import federation_from_dataset as federation_from_dataset
 from pefll.data.partitioned import federation_from_partitioner as federation_from_partitioner

@@ -20,7 +20,7 @@ _LARGE = 1e3
 # Attributes that a federation copies from its samples.
 _MEANING = (
     *("classes", "normalise", "tokens", "name", "class_names", "feature_names"),
-    *("label_column", "client_column", "time_column"),
+    *("label_column", "client_column", "time_column", "row"),
 )
 
 

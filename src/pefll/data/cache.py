@@ -19,10 +19,10 @@ from pefll.data.raw_columns import RawColumn
 from pefll.data.samples import Normalise, Samples
 
 # Increase this number when a loader returns other samples than before. Then older entries are made again.
-VERSION = 3
+VERSION = 4
 FOLDER = ".pefll-cache"
 _MANIFEST = "manifest.json"
-_ARRAYS = ("x", "y", "split", "client", "client_keys", "time")
+_ARRAYS = ("x", "y", "split", "client", "client_keys", "time", "row")
 # Fields of `Samples` that are in the manifest.
 _VALUES = ("classes", "normalise", "name", "class_names", "client_names", "tokens", "feature_names")
 # Fields that are absent from older entries, and their values there.

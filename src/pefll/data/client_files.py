@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from pefll.data.owners import (
     CLIENT,
     SPLIT,
     Columns,
+    Name,
     Owned,
     Rows,
     by_client,
+    clients_of,
     find_owners,
     names_of_owners,
     no_clients,
-    number_of_clients,
     refuse_similar,
 )
 from pefll.data.partition import natural
@@ -51,6 +52,7 @@ def read_client(
     plan: TablePlan | None = None,
     labels: str = "classes",
     gaps: bool = False,
+    of_client: Callable[[str, Name], object] | None = None,
 ) -> tuple[Array, Array | None]:
     """Return one client's samples: x [N, ...] as returned by `inputs`, and y as in `Samples`, or None without labels.
 
@@ -68,6 +70,7 @@ def read_client(
         plan: what training did to the columns of a table, which replaces `features`; or None.
         labels: what labels are: classes, numbers or sets.
         gaps: whether some labels may be missing. Then all labels are floats, and missing ones are NaN.
+        of_client: called with the name `client` and the only client in it, if the file has this column or array.
     """
     features = list(plan.names if plan else features)
     path = Path(path).expanduser()
@@ -98,14 +101,16 @@ def read_client(
             raise no_client_column(path, client, names)
         label_columns = frames.label_names(label, names)
         owned = find_owners(frame, candidates if features else (client,), (*features, *label_columns), path.name)
-        y = frames.labels_in(frame, label, path.name)
+        y = frames.labels_in(frame, label, path.name, class_names if labels == "classes" else ())
         chosen = features or frames.feature_names(frame, (*label_columns, client, split), path.name)
         x = frames.inputs_of(frame, chosen, plan, path.name, tokens=tokens)
     if alone and owned is not None:
         column, values = owned
-        count = number_of_clients(values, column, path.name)
-        if count > 1:
-            raise _several_clients(path, count, instead, f", by {column!r}")
+        clients = clients_of(values, column, path.name)
+        if len(clients) > 1:
+            raise _several_clients(path, len(clients), instead, f", by {column!r}")
+        if of_client and clients and column == client:  # another may be about something else
+            of_client(column, clients.pop())
     x = inputs(x, path.name, tokens=tokens)
     there = np.ones(len(x), dtype=bool)
     called = f"{path.name}, column {label!r}" if kind == "table" else path.name

@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 
 from pefll.core.wording import counted
-from pefll.data.raw_columns import CALENDAR, CATEGORY, DATE, DECIMAL_COMMA, KINDS, MOST_VALUES, TEXT, Array
+from pefll.data.raw_columns import CALENDAR, CATEGORY, DATE, DECIMAL_COMMA, KINDS, MOST_VALUES, NUMBER, TEXT, Array
 
 # Standardised values are cut here, so that no row can spoil a model, and raw values are recognised.
 CLIP = 10.0
+# A column is far off if its median is this many deviations from its mean in training: then most values are cut. One
+# client's values may well be cut, such as those of a rare flag, but not by this much.
+_FAR, _FAR_FOR_ONE = CLIP, 10 * CLIP
+# Or if the mean was clearly not 0, and values are this much smaller: another unit.
+_CLEAR, _SMALLER = 3.0, 100.0
+_ENOUGH, _SAMPLES = 5, 20_000  # least values for the latter; most values that are looked at
 # Words of texts are counted in this many inputs, by their hash.
 _BUCKETS = 32
 
@@ -75,8 +81,7 @@ class ColumnPlan:
         elif self.kind == TEXT:
             words = f"its words counted in {_BUCKETS} inputs"
         elif self.kind == DATE:
-            middle = datetime.date(1970, 1, 1) + datetime.timedelta(days=self.mean)
-            words = f"days, standardised with mean {middle} and deviation {self.deviation:g} days"
+            words = f"days, standardised with mean {_day(self.mean)} and deviation {self.deviation:g} days"
         else:
             words = "read with decimal commas, " if self.kind == DECIMAL_COMMA else ""
             words += f"standardised with mean {self.mean:g} and deviation {self.deviation:g}"
@@ -98,6 +103,24 @@ class ColumnPlan:
             safe = np.where(np.isinf(safe), np.nan, safe)
             parts = [np.clip((safe - self.mean) / self.deviation, -CLIP, CLIP)]
         return np.column_stack([*parts, *([~present] if self.indicator else [])]).astype(np.float32)
+
+    def far_off(self, values: Array, several: bool) -> str:
+        """Return how new raw values [N] are far from those of training, in a few words; "" if they are not.
+
+        `several` says whether the values are of several clients.
+        """
+        there = values[np.isfinite(values)]
+        there = there[:: max(1, len(there) // _SAMPLES)]
+        if self.kind not in (NUMBER, DECIMAL_COMMA, DATE) or not len(there):
+            return ""
+        middle, size = float(np.median(there)), float(np.median(np.abs(there)))
+        far = abs(middle - self.mean) > (_FAR if several else _FAR_FOR_ONE) * self.deviation
+        is_small = abs(self.mean) > _CLEAR * self.deviation and 0 < size < abs(self.mean) / _SMALLER
+        if not far and not (is_small and len(there) >= _ENOUGH):
+            return ""
+        if self.kind == DATE:
+            return f"{self.name!r} (median {_day(middle)}, in training {_day(self.mean)} ± {self.deviation:.3g} days)"
+        return f"{self.name!r} (median {middle:.3g}, in training {self.mean:.3g} ± {self.deviation:.3g})"
 
     def _one_hot(self, texts: Sequence[str]) -> Array:
         """Return the inputs of each text, and of a missing one, [texts + 1, inputs]."""
@@ -137,6 +160,11 @@ def column_plan_of(row: Any) -> ColumnPlan:
     if row["kind"] == DATE and abs(row["mean"]) > 700_000:  # beyond the years that a date can have
         raise ValueError("the mean of a column of dates makes no sense")
     return ColumnPlan(**row | {"values": tuple(row["values"])})
+
+
+def _day(days: float) -> datetime.date:
+    """Return the date that is this many days after the start of 1970."""
+    return datetime.date(1970, 1, 1) + datetime.timedelta(days=days)
 
 
 def _calendar_parts(hours: bool) -> list[str]:

@@ -42,6 +42,8 @@ class Federation:
         named_unseen: whether a user named the unseen clients, so that they are no random choice.
         tests_last: whether each client's test samples are its last ones in time, and no random choice.
         table: what was done to each column of a table to make x; None for other data.
+        row: int64 [N], the row of the data that each sample is, from 0; None if no row was left out.
+        index: the index of the pandas data frame that it was made from, with an entry for each row; or None.
     """
 
     x: Tensor
@@ -65,6 +67,8 @@ class Federation:
     named_unseen: bool = False
     tests_last: bool = False
     table: TablePlan | None = None
+    row: Array | None = None
+    index: Any = None
     _raw: dict[str, Array] = field(default_factory=dict, repr=False)  # raw values of the table, as `x`, until checked
     _cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 

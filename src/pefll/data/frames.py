@@ -13,7 +13,7 @@ from pefll.core.arguments import shown, text
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, first_few
 from pefll.data.arrays import as_array
-from pefll.data.missing_labels import as_numbers, has_label
+from pefll.data.missing_labels import as_names, as_numbers, has_label
 from pefll.data.raw_columns import (
     CATEGORY,
     SUGGESTED,
@@ -41,6 +41,7 @@ def inputs_of(
     *,
     tokens: bool = False,
     bad: BadCell = refuse_cell,
+    several: bool = False,
 ) -> Array:
     """Return the inputs of a trained model from a table's rows as they are, [N, inputs].
 
@@ -51,6 +52,7 @@ def inputs_of(
         name: name of the table, for errors.
         tokens: whether the columns hold tokens.
         bad: called for each cell that a plan cannot read, see `read_column`.
+        several: whether the rows are of several clients.
     """
     if plan is None:
         return matrix_by_name(frame, features, name, tokens=tokens)
@@ -63,7 +65,7 @@ def inputs_of(
             raise _of_other_length(name, each, len(values), first, len(found[first]))
     if not len(found[first]):
         raise PefllError(f"{name}: there are no samples, only the names of columns", code="PEFLL-D159")
-    return plan.encode(found, name, bad)
+    return plan.encode(found, name, bad, several=several)
 
 
 def raw_columns(
@@ -149,12 +151,17 @@ def label_column(frame: Any, label: str, name: str) -> Array:
     return np.stack([part.astype(np.int64) if part.dtype.kind == "b" else part for part in parts], axis=1)
 
 
-def labels_in(frame: Any, label: str, name: str) -> Array | None:
-    """Return the labels of a table as `label_column` does; None if it lacks such a column, or has no label in it."""
+def labels_in(frame: Any, label: str, name: str, class_names: Sequence[str] = ()) -> Array | None:
+    """Return the labels of a table as `label_column` does; None if it lacks such a column, or has no label in it.
+
+    If classes have `class_names`, labels are texts: 1 and True are "1" and "True", whatever the number of this class.
+    """
     there = columns(frame)
-    if not set(label_names(label, there)) <= set(there):
+    names = label_names(label, there)
+    if not set(names) <= set(there):
         return None
-    y = label_column(frame, label, name)
+    by_name = class_names and len(names) == 1
+    y = as_names(column(frame, names[0], name)) if by_name else label_column(frame, label, name)
     return y if has_label(y).any() else None
 
 
@@ -310,9 +317,15 @@ def without_owner(owners: Any) -> list[int]:
     return [row for row, value in found if not isinstance(value, str) and str(value) in _EMPTY]
 
 
+def index_of(frame: Any) -> Any:
+    """Return the index of a pandas data frame; None for other tables."""
+    index = None if isinstance(frame, dict) else getattr(frame, "index", None)
+    return index if hasattr(index, "names") else None
+
+
 def index_levels(frame: Any) -> list[str | None]:
     """Return the names of the levels of a pandas index; an empty list for other tables."""
-    levels = () if isinstance(frame, dict) else getattr(getattr(frame, "index", None), "names", None)
+    levels = getattr(index_of(frame), "names", None)
     return [None if level is None else str(level) for level in levels or ()]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pefll.core.wording import counted, first_few
@@ -16,7 +18,19 @@ _MANY_ROWS, _FEW_CLASSES = 1_000, 20
 
 
 def label_sentence(federation: Federation) -> str:
-    """Return what the labels of a federation are, such as "label 'liked': no 49.7% and yes 50.3%"; "" if unknown.
+    """Return what the labels of a federation are, such as "label 'liked': no 49.7% and yes 50.3%"; "" if unknown."""
+    words = label_shares(federation)
+    return f"label {federation.label_column[: 2 * _LONGEST]!r}: {words}" if words else ""
+
+
+def label_row(federation: Federation) -> dict[str, Any]:
+    """Return the labels as a row of `TablePlan.report`."""
+    words = label_shares(federation)
+    return {"column": federation.label_column, "kind": "label", "inputs": 0, "missing": 0.0, "done": words}
+
+
+def label_shares(federation: Federation) -> str:
+    """Return what labels there are, such as "no 49.7% and yes 50.3%"; "" if unknown.
 
     Classes have their shares of all samples, members of sets too, and numbers their range and mean.
     """
@@ -32,7 +46,7 @@ def label_sentence(federation: Federation) -> str:
         y = _labels(federation)
         y = y.reshape(len(y), -1)
         words = [_column_words(federation, place, y[:, place]) for place in range(y.shape[1])]
-    return f"label {federation.label_column[: 2 * _LONGEST]!r}: {first_few(words, _SHOWN)}"
+    return first_few(words, _SHOWN)
 
 
 def rare_classes(federation: Federation) -> list[str]:

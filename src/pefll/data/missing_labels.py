@@ -62,6 +62,15 @@ def as_numbers(y: Array) -> Array:
     return np.asarray(values, dtype=np.float64)
 
 
+def as_names(y: Array) -> Array:
+    """Return labels [N] of a table as texts, with None for missing ones: 1.0 is "1", because gaps make floats."""
+    if y.dtype.kind not in "biufO":
+        return y
+    values = [None if is_missing(value) else value for value in y.tolist()]
+    plain = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
+    return np.array([str(value) if isinstance(value, int | float) else value for value in plain], dtype=object)
+
+
 def check_all_labelled(y: Array, column: str, name: str) -> None:
     """Raise PefllError if some of the labels y [N] or [N, k] are missing: training needs them all."""
     there = has_label(y)

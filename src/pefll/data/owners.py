@@ -18,6 +18,7 @@ from pefll.data.table_plan import TablePlan, encoded
 
 Name = int | str
 CLIENT, SPLIT = "client", "split"  # default names of columns or arrays
+_SEVERAL = 10  # so many clients do not all have rare values by chance
 
 
 class Owned(NamedTuple):
@@ -38,6 +39,7 @@ class Rows(NamedTuple):
     split: Any = None  # [N]; None if the data is not split
     no_labels: str = ""  # why y is None, in words that go on after the name of a table
     time: Any = None  # float64 [N], which orders each client's samples; None if a table has no column of times
+    row: Any = None  # int64 [N], the row of the source; None if no row was left out
 
 
 class Columns(NamedTuple):
@@ -48,6 +50,7 @@ class Columns(NamedTuple):
     client: str  # column of clients
     plan: TablePlan | None = None  # what training did to the features
     time: str = ""  # column of times, if the data is to be split by them
+    class_names: Sequence[str] = ()  # names of the classes that labels stand for, if classes have names
 
 
 def by_client(
@@ -98,11 +101,13 @@ def rows_of_frame(
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
     frames.check_owners(client, columns.client, name)
-    x = frames.inputs_of(frame, features_in(frame, columns, name), columns.plan, name, tokens=tokens, bad=bad)
+    several = len(set(np.asarray(client)[:: max(1, len(client) // 20_000)].tolist())) >= _SEVERAL
+    features = features_in(frame, columns, name)
+    x = frames.inputs_of(frame, features, columns.plan, name, tokens=tokens, bad=bad, several=several)
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
     times = frames.find_column(frame, columns.time, name) if columns.time and split is None else None
     time = None if times is None else order_of(times, columns.time, name)
-    y = frames.labels_in(frame, columns.label, name)
+    y = frames.labels_in(frame, columns.label, name, columns.class_names)
     return Rows(x, y, client, split, frames.why_no_labels(frame, columns.label) if y is None else "", time)
 
 
@@ -123,10 +128,10 @@ def find_owners(frame: Any, candidates: Sequence[str], features: Sequence[str], 
     return None
 
 
-def clients_in(frame: Any, candidates: Sequence[str], features: Sequence[str], name: str) -> tuple[str, int]:
-    """Return the table's column of clients and the number of clients in it; "" and 1 without such a column."""
+def clients_in(frame: Any, candidates: Sequence[str], features: Sequence[str], name: str) -> tuple[str, set[Name]]:
+    """Return the table's column of clients and the clients in it; "" and nobody without such a column."""
     owned = find_owners(frame, candidates, features, name)
-    return ("", 1) if owned is None else (owned[0], number_of_clients(owned[1], owned[0], name))
+    return ("", set()) if owned is None else (owned[0], clients_of(owned[1], owned[0], name))
 
 
 def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Sequence[str], name: str) -> None:
@@ -141,8 +146,8 @@ def refuse_similar(candidates: Sequence[str], there: Sequence[str], features: Se
             )
 
 
-def number_of_clients(owners: Any, column: str, name: str) -> int:
-    """Return the number of clients in a column of owners [N]; PefllError for missing entries."""
+def clients_of(owners: Any, column: str, name: str) -> set[Name]:
+    """Return the clients in a column of owners [N]; PefllError for missing entries."""
     empty = frames.without_owner(owners)
     if len(empty):
         raise PefllError(
@@ -150,7 +155,7 @@ def number_of_clients(owners: Any, column: str, name: str) -> int:
             f"which is row {empty[0] + 1:,}; fill them in, or leave this column out if all samples are one client's",
             code="PEFLL-M061",
         )
-    return len(set(np.asarray(owners).reshape(-1).tolist()))
+    return set(np.asarray(owners).reshape(-1).tolist())
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:

@@ -1,147 +1,21 @@
-"""Partitions of samples among clients: by class, by Dirichlet proportions, or natural."""
+"""Partitions by the clients that the data names: natural ones, and a user's own lists of indices."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pefll.core.arguments import listed, plain, share, shown, whole_number
-from pefll.core.arguments import number as any_number
+from pefll.core.arguments import listed, share, shown, whole_number
 from pefll.core.errors import PefllError
 from pefll.core.randomness import generator
 from pefll.core.wording import argument, counted, first_few
 from pefll.data.assembly import assemble
 from pefll.data.federation import Federation
-from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples
-
-UNSEEN = 0.1  # the default share of unseen clients
-_FEW = 10_000  # this many clients always fit into memory; later checks explain a lack of samples better
-
-
-def by_class(
-    samples: Samples,
-    clients: int,
-    classes_per_client: int,
-    seed: int = 0,
-    unseen: float = 0.1,
-    validation: float = 0.2,
-    test: float = 0.2,
-) -> Federation:
-    """Return a federation whose clients have a few classes each, as in the paper; each sample has one owner.
-
-    All classes have equal numbers of clients, up to one. One client after the other draws its classes at random
-    among those that lack most clients. In each split, the clients of a class get equal numbers of samples, up to one.
-
-    Args:
-        samples: samples to give to clients.
-        clients: number of clients.
-        classes_per_client: number of classes of each client.
-        seed: seed of all random draws.
-        unseen: fraction of clients that never take part in training; these are the last clients.
-        validation: fraction of each class's training samples that become validation samples.
-        test: fraction of each class's samples that become test samples, if the data is not split.
-    """
-    check_is_samples(samples)
-    _check_classes(samples, "by-class")
-    clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
-    classes_per_client = whole_number(classes_per_client, "classes_per_client")
-    num_seen = _num_seen(clients, unseen)
-    if not 1 <= classes_per_client <= samples.classes:
-        raise PefllError(
-            f"by-class {classes_per_client}: a client can have 1..{samples.classes} of the {samples.classes} classes",
-            code="PEFLL-D185",
-        )
-    _check_enough(samples, clients)
-    split = _cut_by_class(samples, seed, validation, test)
-    random = generator(seed, "partition/by-class")
-    has_class = _draw_classes(clients, classes_per_client, samples.classes, random)
-    owner = np.full(len(samples.y), -1, dtype=np.int64)
-    for which in (TRAIN, VALIDATION, TEST):
-        by_label = _rows_by_class(samples, split, which, random)
-        for label, members in enumerate(by_label):
-            holders = random.permutation(np.flatnonzero(has_class[:, label]))
-            # A client may lack validation samples of a class, because these only choose the best round.
-            if len(members) < len(holders) and which != VALIDATION:
-                raise PefllError(
-                    f"{samples.name}: class {label} has {counted(len(members), f'{SPLITS[which]} sample')} for "
-                    f"{counted(len(holders), 'client')}; make fewer clients, or give each fewer classes",
-                    code="PEFLL-D186",
-                )
-            if len(holders):
-                owner[members] = np.repeat(holders, _shares(len(members), len(holders)))
-    return assemble(samples, owner, split, num_seen, f"by-class {classes_per_client}")
-
-
-def dirichlet(
-    samples: Samples,
-    clients: int,
-    alpha: float,
-    seed: int = 0,
-    alpha_unseen: float | None = None,
-    unseen: float = 0.1,
-    validation: float = 0.2,
-    test: float = 0.2,
-) -> Federation:
-    """Return a federation of clients with equal numbers of samples and Dirichlet-distributed class proportions.
-
-    A client's proportions are the same in all splits; its numbers of samples per class are multinomial. Samples of a
-    class and split are drawn without replacement. When none is left, all are drawn again. So a sample may be drawn
-    several times, but never in two splits.
-
-    Args:
-        samples: samples to give to clients.
-        clients: number of clients.
-        alpha: concentration of the distribution, equal for all classes; small values give uneven proportions.
-        seed: seed of all random draws.
-        alpha_unseen: concentration for unseen clients; by default `alpha`.
-        unseen: fraction of clients that never take part in training; these are the last clients.
-        validation: fraction of each class's training samples that become validation samples.
-        test: fraction of each class's samples that become test samples, if the data is not split.
-    """
-    check_is_samples(samples)
-    _check_classes(samples, "dirichlet")
-    clients, seed = whole_number(clients, "clients", 1), whole_number(seed, "seed", 0)
-    num_seen = _num_seen(clients, unseen)
-    alpha = any_number(alpha, "alpha")
-    other = alpha if alpha_unseen is None else any_number(alpha_unseen, "alpha_unseen")
-    for value in (alpha, other):
-        if value <= 0:
-            raise PefllError(f"dirichlet: the concentration is {value}; it must be a number above 0", code="PEFLL-D187")
-    _check_enough(samples, clients)
-    split = _cut_by_class(samples, seed, validation, test)
-    random = generator(seed, "partition/dirichlet")
-    sizes = ((alpha, num_seen), (other, clients - num_seen))
-    proportions = np.concatenate([random.dirichlet(value * np.ones(samples.classes), size=n) for value, n in sizes])
-    owners, rows, splits = [], [], []
-    for which in (TRAIN, VALIDATION, TEST):
-        by_label = _rows_by_class(samples, split, which, random)
-        there = sum(len(members) for members in by_label)
-        each = there // clients
-        if each == 0 and which != VALIDATION:
-            raise PefllError(
-                f"{samples.name}: {counted(there, f'{SPLITS[which]} sample')} {'is' if there == 1 else 'are'} too few "
-                f"for {counted(clients, 'client')}; make fewer clients",
-                code="PEFLL-D188",
-            )
-        counts = random.multinomial(each, proportions)
-        for label, members in enumerate(by_label):
-            needed = int(counts[:, label].sum())
-            if needed and not len(members):
-                raise PefllError(
-                    f"{samples.name}: class {label} has no {SPLITS[which]} samples; add some, or make fewer classes",
-                    code="PEFLL-D189",
-                )
-            if needed:
-                shuffles = np.tile(members, (-(-needed // len(members)), 1))
-                rows.append(random.permuted(shuffles, axis=1).reshape(-1)[:needed])
-                owners.append(np.repeat(np.arange(clients), counts[:, label]))
-                splits.append(np.full(needed, which, dtype=np.int8))
-    words = f"dirichlet {alpha:g}" + ("" if alpha_unseen is None else f"/{alpha_unseen:g}")
-    return assemble(samples, np.concatenate(owners), np.concatenate(splits), num_seen, words, rows=np.concatenate(rows))
+from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, check_is_samples
+from pefll.data.seen_clients import UNSEEN, named_last, names_of_clients, number_of_seen
 
 
 def natural(
@@ -186,9 +60,9 @@ def natural(
                 "clients; leave one of them out",
                 code="PEFLL-D642",
             )
-        number, num_seen = _named_last(samples, number, named)
+        number, num_seen = named_last(samples, number, named)
     else:
-        num_seen = _num_seen(total, unseen)
+        num_seen = number_of_seen(total, unseen)
 
     rows = np.flatnonzero(number[samples.client] >= 0) if int(number.min()) < 0 else None
     owner = number[samples.client if rows is None else samples.client[rows]]
@@ -331,46 +205,6 @@ def _ranks(samples: Samples, rows: Array | None) -> Array:
     return ranks
 
 
-def names_of_clients(given: Sequence[int | str]) -> list[str]:
-    """Return the names of a user's list of clients."""
-    names = [plain(each) for each in listed(given, argument("unseen_clients"), "['ann', 'bob']")]
-    for each in names:
-        if isinstance(each, bool) or not isinstance(each, int | str):
-            raise PefllError(
-                f"{argument('unseen_clients')} has {shown(each)}; name clients by texts or whole numbers",
-                code="PEFLL-A584",
-            )
-    return [str(each) for each in names]
-
-
-def _named_last(samples: Samples, number: Array, names: Sequence[str]) -> tuple[Array, int]:
-    """Return the clients' numbers with the named clients last, and the number of the others."""
-    there = {samples.name_of(client): client for client in np.flatnonzero(number >= 0).tolist()}
-    strange = [name for name in dict.fromkeys(names) if name not in there]
-    if strange:
-        empty = {samples.name_of(client) for client in np.flatnonzero(number < 0).tolist()}
-        where = " among the rows that are left" if samples.unlabelled or empty.intersection(strange) else ""
-        raise PefllError(
-            f"{samples.name}: there is no client {first_few(map(repr, strange))}{where}; there are {first_few(there)}: "
-            f"correct {argument('unseen_clients')}",
-            code="PEFLL-D604",
-        )
-    named = np.zeros(len(number), dtype=bool)
-    named[[there[name] for name in names]] = True
-    # The order of the numbers is kept within the seen clients and within the unseen ones.
-    chosen = np.flatnonzero(number >= 0)
-    order = chosen[np.lexsort((number[chosen], named[chosen]))]
-    moved = np.full(len(number), -1, dtype=np.int32)
-    moved[order] = np.arange(len(order), dtype=np.int32)
-    num_seen = len(order) - int(named.sum())
-    if num_seen < 1:
-        raise PefllError(
-            f"{samples.name}: {argument('unseen_clients')} names all clients, so none is left for training; name fewer",
-            code="PEFLL-D605",
-        )
-    return moved, num_seen
-
-
 def _number_clients(samples: Samples, client: Array, wanted: int | None, random: np.random.Generator) -> Array:
     """Return a random new number for each client, int32 [n]; -1 for clients that are left out."""
     low = int(client.min())
@@ -416,85 +250,3 @@ def _cut_counts(count: Array, samples: Samples, validation: float, test: float) 
         moved = np.minimum(rounded, count[:, TRAIN] - 1)
         count[:, which] += moved
         count[:, TRAIN] -= moved
-
-
-def _num_seen(clients: int, unseen: float) -> int:
-    unseen = share(unseen, "unseen")
-    seen = clients - math.floor(unseen * clients + 0.5)
-    if seen < 1:
-        raise PefllError(
-            f"unseen is {unseen}, which leaves none of {counted(clients, 'client')} for training; lower it",
-            code="PEFLL-D197",
-        )
-    return seen
-
-
-def _check_classes(samples: Samples, partition: str) -> None:
-    """Raise PefllError if a partition by class gets labels without classes."""
-    if samples.labels != "classes":
-        raise PefllError(
-            f"{samples.name}: the partition {partition!r} needs classes, but these labels are {samples.labels}; name "
-            "the client of each sample, for the partition 'natural'",
-            code="PEFLL-D507",
-        )
-
-
-def _check_enough(samples: Samples, clients: int) -> None:
-    """Raise PefllError for more clients than samples, before their tables fill the memory."""
-    total = len(samples.y)
-    if clients > max(total, _FEW):
-        raise PefllError(
-            f"{samples.name}: {counted(total, 'sample')} {'is' if total == 1 else 'are'} too few for "
-            f"{counted(clients, 'client')}; make fewer clients",
-            code="PEFLL-L001",
-        )
-
-
-def check_is_samples(samples: object) -> None:
-    """Raise PefllError for a value that is not `Samples`."""
-    if not isinstance(samples, Samples):
-        raise PefllError(
-            f"samples are needed, not {shown(samples)}: make them with pefll.samples_from_arrays(x, y) or "
-            "pefll.load_samples(name)",
-            code="PEFLL-A015",
-        )
-
-
-def _cut_by_class(samples: Samples, seed: int, validation: float, test: float) -> Array:
-    """Return the split of each sample, int8 [N]. Splits that the data lacks are drawn from each class's samples."""
-    validation, test = share(validation, "validation"), share(test, "test")
-    random = generator(seed, "partition/cut")
-    split = np.zeros(len(samples.y), dtype=np.int8) if samples.split is None else samples.split.astype(np.int8)
-    cuts = [(TEST, test)] if samples.split is None else []
-    if not (split == VALIDATION).any():
-        cuts.append((VALIDATION, validation))
-    for which, fraction in cuts:
-        for members in _rows_by_class(samples, split, TRAIN, random):
-            split[members[: math.floor(fraction * len(members) + 0.5)]] = which
-    return split
-
-
-def _rows_by_class(samples: Samples, split: Array, which: int, random: np.random.Generator) -> list[Array]:
-    """Return the indices of each class's samples in one split, in random order."""
-    rows = random.permutation(np.flatnonzero(split == which))
-    labels = samples.y[rows]
-    ends = np.cumsum(np.bincount(labels, minlength=samples.classes))
-    return np.split(rows[np.argsort(labels, kind="stable")], ends[:-1])
-
-
-def _draw_classes(clients: int, each: int, classes: int, random: np.random.Generator) -> Array:
-    """Return which classes each client has, bool [clients, classes]. Classes get equally many clients, up to one."""
-    left = np.full(classes, clients * each // classes)
-    left[random.permutation(classes)[: clients * each % classes]] += 1
-    has_class = np.zeros((clients, classes), dtype=bool)
-    for client in range(clients):
-        # Take the classes that lack most clients, ties at random. So these numbers never differ by more than one.
-        drawn = np.lexsort((random.random(classes), -left))[:each]
-        has_class[client, drawn] = True
-        left[drawn] -= 1
-    return has_class
-
-
-def _shares(total: int, holders: int) -> Array:
-    """Return `holders` shares of `total` that differ by at most one, int64 [holders]."""
-    return total // holders + (np.arange(holders) < total % holders)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
 from pefll.core.wording import counted, either
 from pefll.data.raw_columns import RawColumn
@@ -53,6 +54,7 @@ class Samples:
             partition learns from them what networks get, see `table_plan.TablePlan`. Empty for all other samples.
         time: float64 [N], when each sample was made, so that a client's last samples become its test samples; or None.
         unlabelled: number of a table's rows that were left out because they have no label.
+        row: int64 [N], the row of the data that each sample is, from 0; None if no row was left out.
     """
 
     x: Array
@@ -73,6 +75,7 @@ class Samples:
     table: tuple[RawColumn, ...] = ()
     time: Array | None = None
     unlabelled: int = 0
+    row: Array | None = None
 
     def __post_init__(self) -> None:
         check_samples(self)
@@ -248,3 +251,13 @@ def feature_called(column: int, shape: tuple[int, ...], names: tuple[str, ...]) 
         return f"column {names[column]!r}"
     place = [int(each) for each in np.unravel_index(column, shape)]
     return f"feature {column}" if len(shape) == 1 else f"the value at {place}"
+
+
+def check_is_samples(samples: object) -> None:
+    """Raise PefllError for a value that is not `Samples`."""
+    if not isinstance(samples, Samples):
+        raise PefllError(
+            f"samples are needed, not {shown(samples)}: make them with pefll.samples_from_arrays(x, y) or "
+            "pefll.load_samples(name)",
+            code="PEFLL-A015",
+        )

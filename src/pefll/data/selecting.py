@@ -9,6 +9,7 @@ import numpy as np
 from pefll.core.arguments import text, whole_number
 from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument, counted, first_few
+from pefll.data.id_columns import id_notes
 from pefll.data.label_advice import one_hot_note
 from pefll.data.samples import Array, Samples
 
@@ -30,6 +31,7 @@ def selected(samples: Samples, missing: str = "impute", min_samples: int = 1) ->
         raise unknown("way to deal with missing values", missing, MISSING)
     least = whole_number(min_samples, argument("min_samples"), 1)
     notes = [note] if (note := one_hot_note(samples)) else []
+    notes += id_notes(samples)
     if samples.unlabelled:
         total = len(samples.x) + samples.unlabelled
         notes.append(f"{samples.name}: {counted(samples.unlabelled, 'row')} of {total:,} without a label left out")
@@ -72,5 +74,7 @@ def _rows(samples: Samples, wanted: Array, if_none: str) -> Samples:
     """Return some of the samples; PefllError with the reason `if_none` if none is left."""
     if not wanted.any():
         raise PefllError(f"{samples.name}: {if_none}, so no samples are left; ask for less", code="PEFLL-D602")
-    arrays = {name: getattr(samples, name) for name in ("x", "y", "client", "split", "time")}
+    if samples.row is None:
+        samples = replace(samples, row=np.arange(len(wanted)))
+    arrays = {name: getattr(samples, name) for name in ("x", "y", "client", "split", "time", "row")}
     return replace(samples, **{name: array[wanted] for name, array in arrays.items() if array is not None})

@@ -13,11 +13,13 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.wording import argument
 from pefll.data import cifar, digits, femnist, frames, leaf, mnist_writers, shakespeare, user_files
 from pefll.data.cache import Report, cached, stamp_of
+from pefll.data.class_partition import by_class, dirichlet
 from pefll.data.column_use import AS_IT_IS, Use, refuse_use, use_of
 from pefll.data.federation import Federation
 from pefll.data.owners import CLIENT, SPLIT
-from pefll.data.partition import by_class, check_is_samples, dirichlet, names_of_clients, natural
-from pefll.data.samples import Samples
+from pefll.data.partition import natural
+from pefll.data.samples import Samples, check_is_samples
+from pefll.data.seen_clients import names_of_clients
 from pefll.data.user_arrays import federation_of_clients
 
 PARTITIONS = "'by-class K', 'dirichlet A', 'dirichlet A/B' (B for new clients) or 'natural'"

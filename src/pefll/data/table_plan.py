@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.core.wording import counted
+from pefll.core.warning import warn
+from pefll.core.wording import counted, first_few
 from pefll.data.column_plan import CLIP, ColumnPlan, column_plan_of
 from pefll.data.limits import check_fits
 from pefll.data.raw_columns import BOOLEAN, DECIMAL_COMMA, NUMBER, Array, BadCell, RawColumn, read_column, refuse_cell
@@ -78,16 +79,25 @@ class TablePlan:
                 start += part.shape[1]
         return whole
 
-    def encode(self, columns: Mapping[str, Array], name: str, bad: BadCell = refuse_cell) -> Array:
+    def encode(
+        self, columns: Mapping[str, Array], name: str, bad: BadCell = refuse_cell, *, several: bool = False
+    ) -> Array:
         """Return the inputs float32 [N, inputs] of a new table's columns, each [N]; errors call the table `name`.
 
-        Infinite values give NaN. `bad` is called for each cell that cannot be read, see `read_column`.
+        Infinite values give NaN. `bad` is called for each cell that cannot be read, see `read_column`. `several` says
+        whether the rows are of several clients. A warning says which columns are far from those of training.
         """
         self._check_fits(name, max((len(columns[plan.name]) for plan in self.used), default=0))
-        parts = []
+        parts, far = [], []
         for plan in self.used:
             column, values = read_column(columns[plan.name], plan.name, name, plan.kind, bad)
+            far.append(plan.far_off(values, several))
             parts.append(plan.inputs(values, column.values))
+        if any(far):
+            warn(
+                f"{name}: values are far from those that training saw: {first_few(filter(None, far), 3)}; check the "
+                "units, because the model cannot tell such values apart"
+            )
         return encoded(np.concatenate(parts, axis=1))
 
     def encode_array(self, x: Array, name: str) -> Array:

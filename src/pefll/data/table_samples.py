@@ -124,7 +124,8 @@ def samples_of_rows(
     left_out = int((~there).sum())
     values = x if encodes else samples.x
     samples = replace(samples, label_column=label, time_column=use.time)
-    return replace(samples, x=values, table=table, time=time, unlabelled=left_out)
+    row = np.flatnonzero(there) if left_out else None
+    return replace(samples, x=values, table=table, time=time, unlabelled=left_out, row=row)
 
 
 def rows_with_labels(y: Array, label: str, use: Use, name: str) -> Array:

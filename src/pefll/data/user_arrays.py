@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pefll.core import arguments
@@ -11,6 +12,7 @@ from pefll.core.warning import warn
 from pefll.data.arrays import samples_from_arrays
 from pefll.data.column_use import use_of
 from pefll.data.federation import Federation
+from pefll.data.frames import index_of
 from pefll.data.partition import natural
 from pefll.data.samples import Samples
 from pefll.data.selecting import selected
@@ -128,7 +130,7 @@ def federation_from_frame(
     dropped = [arguments.text(each, "drop") for each in arguments.listed(drop, "drop", "['note']")]
     use = use_of(drop=dropped, treat=treat, encode=encode, time="" if time is None else time, missing=missing)
     samples = from_frame(frame, label, client, split, features, classes=classes, name=name, use=use, labels=labels)
-    return federation_of_clients(
+    federation = federation_of_clients(
         samples,
         missing,
         min_samples,
@@ -138,6 +140,7 @@ def federation_from_frame(
         validation=validation,
         test=test,
     )
+    return replace(federation, index=index_of(frame))
 
 
 def federation_of_clients(

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pefll.data.assembly import assemble
+from pefll.data.class_partition import dirichlet
 from pefll.data.federation import Federation
-from pefll.data.partition import dirichlet
 from pefll.data.samples import TEST, TRAIN, VALIDATION, Samples
 from pefll.experiments.descriptors import CELLS as DIRICHLET_CELLS
 from pefll.experiments.evidence import NOTHING, Evidence, Gap, Verdict, gap_over_seeds, judged, signed

@@ -84,7 +84,7 @@ def _table1() -> Experiment:
 
 def read_status(
     results: Path,
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None,
     rounds: int,
     only: str | None = None,
     experiment: Experiment | None = None,
@@ -94,7 +94,7 @@ def read_status(
 
     Args:
         results: folder of results; its subfolder `tune` has tuned hyper-parameters.
-        seeds: seeds of the requested runs.
+        seeds: seeds of the requested runs; None for those that the experiment needs.
         rounds: number of rounds of each run.
         only: names of methods, cells (cifar10-100) or data sets, separated by commas or slashes. Only their runs are
             requested. None for all.
@@ -117,7 +117,8 @@ def read_status(
         for row in experiment.rows:
             if row.method not in METHODS or not row.runs_in(cell):
                 continue
-            wanted = _jobs(row, cell, seeds, results / "tune", experiment)
+            asked = needed_seeds(cell, whole) if seeds is None else seeds
+            wanted = _jobs(row, cell, asked, results / "tune", experiment)
             by_seed: dict[int, Result] = {}
             for result in have:
                 if is_result_of(result, wanted[0], rounds):
@@ -133,10 +134,19 @@ def read_status(
                 diverged[f"{row.name}/{cell.name}"] = failed
             if row.name in names and cell.name in cells:
                 closed = {seed for seed, precisions in failed.items() if precision is None or precision in precisions}
-                open_seeds = set(row.seeds or seeds) - by_seed.keys() - closed
+                open_seeds = set(row.seeds or asked) - by_seed.keys() - closed
                 missing += [job for job in wanted if job.seed in open_seeds]
     known = speeds([*have, *read_trials(results / "tune")])
     return TableStatus(jobs, merged(missing), found, known, rounds, left_out, experiment.name, diverged)
+
+
+def needed_seeds(cell: Cell, table: bool) -> tuple[int, ...]:
+    """Return the seeds that Table 1 (`table`) or another experiment needs in a cell.
+
+    Outside of Table 1 one seed is enough in cells of 500 and 1000 clients: their runs take long, and the many clients
+    make differences between rows certain.
+    """
+    return table1.SEEDS if table or cell.clients <= 100 or cell.partition == "natural" else table1.SEEDS[:1]
 
 
 def parse_only(words: str | None, experiment: Experiment | None = None) -> tuple[set[str], set[str]]:

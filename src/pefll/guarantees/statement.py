@@ -35,6 +35,10 @@ class Statement(NamedTuple):
     assumes: str
     terms: Mapping[str, float] = {}
 
+    def __str__(self) -> str:
+        sentence = f"{self.promise.removesuffix('.')}, with confidence {round(100 * self.confidence, 6):g}%"
+        return f"{sentence}. This bound says nothing." if self.vacuous else f"{sentence}."
+
     @property
     def vacuous(self) -> bool:
         """Whether the bound says nothing of a share or a loss between 0 and 1, to a tenth of a per cent.

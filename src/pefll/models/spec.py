@@ -48,12 +48,18 @@ class ModelSpec:
     time_column: str | None = None  # name of a table's column of times; "" for none, None if unknown
     label_columns: int | None = None  # number of columns of labels [N, k]; None for labels [N]
     made_from: str | None = None  # hash of the run and the samples that a model in a folder of models is made from
+    client: str | None = None  # name of the client whose model it is; None if unknown
     certificate: str | None = None  # what the run promises about new clients, in half a sentence
 
     @property
     def width(self) -> int:
         """Number of the model's outputs per sample."""
         return self.outputs or self.classes
+
+    @property
+    def named_classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty if labels are not classes, or if classes have no names."""
+        return self.class_names if self.classes else ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object for a file. It has no entry for None, except for `normalise`."""
@@ -200,7 +206,9 @@ def _is_table(value: Any) -> bool:
 
 
 _OTHER_CHECKS = {
-    **dict.fromkeys(("label_column", "client_column", "time_column", "dataset", "made_from", "certificate"), _is_text),
+    **dict.fromkeys(
+        ("label_column", "client_column", "time_column", "dataset", "made_from", "client", "certificate"), _is_text
+    ),
     **dict.fromkeys(("num_clients", "weights"), _is_size),
     **dict.fromkeys(("outputs", "label_columns"), lambda value: value is None or _is_size(value)),
     "task": lambda value: value is None or (_is_text(value) and len(value) <= MOST_TASK),

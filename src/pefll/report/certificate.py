@@ -178,6 +178,8 @@ def bounds_over_training(
         labels: the bounds to draw by name, with their labels; None for all of them, under their names.
         error: the label of the true error.
     """
+    from matplotlib.ticker import StrMethodFormatter
+
     if not any(panels.values()):
         raise PefllError("there is no round with bounds to draw; evaluate the bounds at some rounds", code="PEFLL-G140")
     found = (name for rows in panels.values() for row in rows for name in row["bounds"])
@@ -196,6 +198,7 @@ def bounds_over_training(
         every[0].set_ylabel("error")
         if max(known, default=1.0) > 1:
             every[0].set_yscale("log")
+            every[0].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # the default writes formulas
             for axes in every[: len(panels)]:
                 axes.axhline(1, color=FAINT, linestyle="--", linewidth=1)
         else:

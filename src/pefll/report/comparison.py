@@ -17,6 +17,7 @@ from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.core.wording import first_few
 from pefll.report.groups import SeedGroup, group_runs, names_of, note_of_undefined, repeated_note, task_of
 from pefll.report.markup import latex, latex_figure, latex_note, markdown, markdown_figure
+from pefll.report.pairs import COUNTS, paired_test, sums_of
 from pefll.report.runs import (
     StoredRun,
     describe_data,
@@ -27,12 +28,10 @@ from pefll.report.runs import (
     same_data,
     same_metric,
 )
-from pefll.report.significance import LEAST_CLIENTS, SURE, Difference, Pair, sign_flip_test
-from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, metric_word, runs_below
+from pefll.report.significance import LEAST_CLIENTS, SURE, Difference
+from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, meant, metric_word, runs_below
 
 TABLES = ("md", "tex", "csv")
-# The counts of right samples in a summary that a measure is a ratio of; other measures have no paired test.
-_COUNTS = {"per_sample": "correct", "masked": "masked"}
 _WORDS = {"per_sample": "", "per_client": "mean over clients", "masked": "masked", "worst_tenth": "worst tenth"}
 
 
@@ -173,11 +172,16 @@ class ComparisonTable:
         few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
         if few:
             found.append(f"The test needs {LEAST_CLIENTS} clients, so that {first_few(few)} clients have none.")
-        ranked = [column.measure for row in self.rows for column, cell in row.cells.items() if cell.best]
-        if untested := [name for name in dict.fromkeys(ranked) if name not in _COUNTS]:
+        ranked = dict.fromkeys(column for row in self.rows for column, cell in row.cells.items() if cell.best)
+        if untested := dict.fromkeys(column.measure for column in ranked if not self._has_sums(column)):
             words = first_few(_WORDS.get(name, metric_word(name)) for name in untested)
             found.append(f"There is no paired test for {words}.")
         return found
+
+    def _has_sums(self, column: Column) -> bool:
+        """Return whether a column's measure can have a paired test."""
+        runs = (run for row in self.rows for run in row.runs.runs)
+        return column.measure in COUNTS or any(sums_of(run, *column) for run in runs)
 
     @property
     def _names_settings(self) -> bool:
@@ -335,7 +339,7 @@ def compare(paths: Any, measures: Any = ()) -> Comparison:
     Args:
         paths: run folders, or folders with runs in them; one path, or a list.
         measures: per_sample, per_client, masked, worst_tenth, or metrics of the runs' task; one or several. By default
-            the metric that chooses the best round.
+            the metric that chooses the best round. "accuracy" is per_sample.
     """
     several = [paths] if isinstance(paths, str | Path) else listed(paths, "the runs", "['runs/a', 'runs/b']")
     chosen = [measures] if isinstance(measures, str) else listed(measures, "measures", "['per_sample']")
@@ -349,6 +353,7 @@ def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Compa
     if not finished:
         raise PefllError("no run is finished, so there is nothing to compare", code="PEFLL-O621")
     known = {name for run in finished for name in _measures_of(run)}
+    measures = [meant(measure, known) if isinstance(measure, str) else measure for measure in measures]
     for measure in measures:
         if measure not in known:
             raise unknown("measure", str(measure), known)
@@ -412,41 +417,15 @@ def _cells(block: Sequence[SeedGroup], column: Column, share: bool) -> list[Cell
     cells = []
     for place, (one, mean) in enumerate(zip(values, means, strict=True)):
         is_best = comparable and bool(one) and mean_std_text([mean], share) == mean_std_text([means[top]], share)
-        pairs = _pairs(block[place], block[top], column) if place != top else []
-        cells.append(Cell(one, is_best, sign_flip_test(pairs) if pairs else None, share, len(block[place].runs)))
+        is_tested = comparable and place != top
+        test = paired_test(block[place], block[top], *column, share) if is_tested else None
+        cells.append(Cell(one, is_best, test, share, len(block[place].runs)))
     return cells
 
 
 def _span(numbers: set[int]) -> str:
     """Return the smallest and the largest of some numbers as text, once if they are equal."""
     return " to ".join(map(str, sorted({min(numbers), max(numbers)})))
-
-
-def _pairs(mine: SeedGroup, best: SeedGroup, column: Column) -> list[Pair]:
-    """Return the counts of each seed that both groups have on the same clients."""
-    others = {run.value("seed"): run for run in best.runs}
-    pairs = []
-    for run in mine.runs:
-        other = others.get(run.value("seed"))
-        if other is None or run.config.get("data_sha256") != other.config.get("data_sha256"):
-            continue
-        ours, theirs = _counts(run, column), _counts(other, column)
-        if ours is not None and theirs is not None and np.array_equal(ours[0], theirs[0]) and ours[0].sum():
-            pairs.append(Pair(ours[0], ours[1], theirs[1]))
-    return pairs
-
-
-def _counts(run: StoredRun, column: Column) -> tuple[Any, Any] | None:
-    """Return each client's number of samples and of right ones, int64 [n] each; None if the summary has none."""
-    groups, name = (run.summary or {}).get("client_counts"), _COUNTS.get(column.measure)
-    counts = groups.get(column.group) if isinstance(groups, dict) else None
-    if not isinstance(counts, dict) or name is None or not {"samples", name} <= counts.keys():
-        return None
-    try:
-        samples, right = (np.array(counts[key], dtype=np.int64) for key in ("samples", name))
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return (samples, right) if samples.ndim == 1 and samples.shape == right.shape else None
 
 
 def _in_csv(record: dict[str, Any]) -> dict[str, Any]:

@@ -79,13 +79,18 @@ _STYLE: dict[str, Any] = {
 
 
 def curves(folders: Sequence[RunFolder], out: Path) -> None:
+    """Draw the curves of runs; see `draw_curves`."""
+    draw_curves(read_runs(folders), out)
+
+
+def draw_curves(runs: Sequence[StoredRun], out: Path) -> None:
     """Draw validation accuracy, or another task's metric, over rounds and over megabytes sent.
 
     Lines are solid for seen clients and dashed for unseen clients. Several seeds are drawn as their mean, with a band
     of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data.
     Runs without an evaluation are ignored.
     """
-    runs = [run for run in read_runs(folders) if run.history]
+    runs = [run for run in runs if run.history]
     metrics = [same[0].metric for same in same_metric(runs)]
     if len(metrics) > 1:
         raise PefllError(
@@ -128,12 +133,16 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
 
 
 def descriptor_map(folder: RunFolder, out: Path) -> None:
+    """Draw the descriptors of a run; see `draw_descriptors`."""
+    draw_descriptors(read_descriptors(folder), out)
+
+
+def draw_descriptors(found: Descriptors, out: Path) -> None:
     """Draw a run's descriptors in their principal plane, and their distances.
 
     A client's colour is its most frequent class or label; if labels are numbers, the mean of its labels. The second
     panel shows descriptor distance against label-distribution distance.
     """
-    found = read_descriptors(folder)
     plane, shares = principal_plane(found.descriptors)
     d_v, d_pi = distances(found)
     with drawing(out, (10.5, 4.6)) as figure:

@@ -25,12 +25,12 @@ class Pair(NamedTuple):
     """The results of two methods on the same n clients, with the same seed."""
 
     samples: Counts  # [n], samples of each client
-    ours: Counts  # [n], correct predictions of one method
-    theirs: Counts  # [n], correct predictions of the other
+    ours: Counts | Floats  # [n], sums of one method over each client's samples, such as correct predictions
+    theirs: Counts | Floats  # [n], sums of the other
 
 
 class Difference(NamedTuple):
-    """The difference between two methods' accuracies, in percentage points."""
+    """The difference between two methods' figures; of accuracies and other shares in percentage points."""
 
     points: float  # mean over seeds
     low: float  # lower end of the 95% interval; -inf if there are too few clients for one
@@ -40,8 +40,10 @@ class Difference(NamedTuple):
     seeds: int  # number of seeds
 
 
-def sign_flip_test(pairs: Sequence[Pair]) -> Difference:
-    """Return the difference of two methods' accuracies, with a test and an interval that hold for few clients, too.
+def sign_flip_test(pairs: Sequence[Pair], scale: float = 100.0) -> Difference:
+    """Return the difference of two methods' means over samples, such as accuracies.
+
+    Its test and its interval hold for few clients, too.
 
     If two methods are equally good, each client's difference could as well have the other sign. The p-value is the
     share of all choices of signs that give a difference at least as large as the observed one. A client's difference is
@@ -52,14 +54,16 @@ def sign_flip_test(pairs: Sequence[Pair]) -> Difference:
     in every call.
 
     Args:
-        pairs: counts of correct predictions, one pair for each seed. A seed with fewer clients lacks the last ones.
+        pairs: such as counts of correct predictions, one pair for each seed. A seed with fewer clients lacks the last
+            ones.
+        scale: what the difference is multiplied by: 100 for per cent.
     """
     _check(pairs)
     clients = max(len(pair.samples) for pair in pairs)
     gain, weight = np.zeros(clients), np.zeros(clients)  # each client's part of the difference, and of the samples
     for pair in pairs:
         size, total = len(pair.samples), pair.samples.sum() * len(pairs)
-        gain[:size] += 100 * (pair.ours - pair.theirs) / total
+        gain[:size] += scale * (pair.ours - pair.theirs) / total
         weight[:size] += pair.samples / total
     gain, weight = gain[weight > 0], weight[weight > 0]
     points = float(gain.sum())
@@ -85,6 +89,53 @@ def sign_flip_test(pairs: Sequence[Pair]) -> Difference:
         clients=len(gain),
         seeds=len(pairs),
     )
+
+
+def root_mean_test(pairs: Sequence[Pair], scale: float = 1.0) -> Difference:
+    """Return the difference of two methods' roots of means, such as RMSE, with a test and a bootstrap interval.
+
+    The p-value is that of `sign_flip_test`: the other sign of a client's difference exchanges the client's sums. A root
+    of a mean is no sum over clients, so that this test has no simple interval. The interval is from resampled clients:
+    a drawn client counts for both methods and in all seeds. It needs as many clients as the test.
+
+    Args:
+        pairs: sums of squares, one pair for each seed. A seed with fewer clients lacks the last ones.
+        scale: what the difference is multiplied by.
+    """
+    _check(pairs)
+    clients = max(len(pair.samples) for pair in pairs)
+    samples, ours, theirs = (
+        np.stack([np.pad(np.asarray(part, np.float64), (0, clients - len(part))) for part in parts])
+        for parts in zip(*pairs, strict=True)
+    )  # [seeds, clients] each
+    there = samples.sum(axis=0) > 0
+    samples, ours, theirs = samples[:, there], ours[:, there], theirs[:, there]
+
+    def difference(ours: Floats, theirs: Floats, samples: Floats) -> Floats:
+        """Return the difference, mean over seeds, of sums [seeds, choices]."""
+        mine, its = (np.sqrt(np.maximum(sums, 0) / np.maximum(samples, 1)) for sums in (ours, theirs))
+        found: Floats = scale * (mine - its).mean(axis=0)
+        return found
+
+    every, total = np.ones((len(ours[0]), 1)), (ours + theirs).sum(axis=1, keepdims=True)
+    points = float(difference(ours @ every, theirs @ every, samples @ every)[0])
+    extreme = count = 1  # the observed signs are one choice
+    for signs in _signs(len(every)):
+        lead = (ours - theirs) @ signs.T
+        flipped = difference((total + lead) / 2, (total - lead) / 2, samples @ every)
+        near = abs(points) * (1 - 1e-9)  # equal differences may differ by rounding
+        extreme += int(np.count_nonzero(np.abs(flipped) >= near))
+        count += len(signs)
+    low, high = -np.inf, np.inf
+    if len(every) >= LEAST_CLIENTS:
+        rng, drawn = np.random.default_rng(0), []
+        for _ in range(0, RESAMPLES, _AT_ONCE):
+            # Client i in draw k is k * clients + i. `rng.multinomial` takes about twice as long.
+            places = rng.integers(len(every), size=(_AT_ONCE, len(every))) + len(every) * np.arange(_AT_ONCE)[:, None]
+            times = np.bincount(places.ravel(), minlength=places.size).reshape(places.shape).T.astype(np.float64)
+            drawn.append(difference(ours @ times, theirs @ times, samples @ times))
+        low, high = np.quantile(np.concatenate(drawn), (0.025, 0.975))
+    return Difference(points, float(low), float(high), float(extreme / count), len(every), len(pairs))
 
 
 def _signs(n: int) -> Iterator[Floats]:

@@ -151,8 +151,9 @@ def _partitioned(samples: Samples, config: Config, call: str) -> Federation:
     if not partition:
         if samples.client is None:
             raise PefllError(
-                f"{config.data} does not name the client of each sample; add {argument('partition', 'by-class 2')} and "
-                f"{argument('clients', 50)}",
+                f"{config.data} does not name the client of each sample; name their column with "
+                f"{argument('client', option='--client-column')}, or let pefll make clients with "
+                f"{argument('partition', 'by-class 2')} and {argument('clients', 50)}",
                 code="PEFLL-T119",
             )
         partition = "natural"

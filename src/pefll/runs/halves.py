@@ -125,7 +125,8 @@ class Embedder:
         """
         spec = self.spec
         plan = plan_of(spec.table, spec.input_shape)
-        columns = Columns(plan.names if plan else spec.feature_names, self.origin.label, self.origin.client, plan)
+        features, origin = plan.names if plan else spec.feature_names, self.origin
+        columns = Columns(features, origin.label, origin.client, plan, class_names=spec.named_classes)
         instead = "describe each alone: [embedder.describe(rows) for _, rows in frame.groupby({!r})]"
         client = read_new_client(x, y, columns, spec, self.method.uses_labels, instead)
         check_labels(client, self.method, spec)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pefll.core.errors import PefllError
 from pefll.core.files import read_json, safe_file_name
 from pefll.data.owners import Name
+from pefll.models.spec import ModelSpec
 
 INDEX = "models.json"
 ENDING = ".safetensors"
@@ -47,18 +48,22 @@ class ModelFile(NamedTuple):
 
     Attributes:
         path: the file.
+        client: the client's name as a text.
         made_from: `ModelSpec.made_from` of the model that was written there; None if models.json does not say it.
     """
 
     path: Path
+    client: str
     made_from: str | None
 
-    def check_is(self, found: str | None) -> None:
-        """Raise PefllError if the file has the model of another client: `found` is its `made_from`."""
-        if self.made_from is not None and found is not None and found != self.made_from:
+    def check_is(self, found: ModelSpec) -> None:
+        """Raise PefllError if the file has the model of another client, by its spec."""
+        if found.client not in (None, self.client) or (
+            self.made_from is not None and found.made_from not in (None, self.made_from)
+        ):
             raise PefllError(
                 f"{self.path} is not the model that {INDEX} names: it is of another client, or was made again from "
-                "other samples or by another run; run `pefll personalize --each --force` again",
+                "other samples or by another run; run `pefll personalize --each --update` again",
                 code="PEFLL-M057",
             )
 
@@ -66,7 +71,8 @@ class ModelFile(NamedTuple):
 def files_of(folder: Path) -> dict[str, ModelFile]:
     """Return the file of each client's model in a folder, by the client's name as a text."""
     rows = read_index(folder)["models"]
-    return {str(row["user"]): ModelFile(folder / row["file"], _text(row.get("made_from"))) for row in rows}
+    files = (ModelFile(folder / row["file"], str(row["user"]), _text(row.get("made_from"))) for row in rows)
+    return {file.client: file for file in files}
 
 
 def _text(value: Any) -> str | None:

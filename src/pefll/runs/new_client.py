@@ -18,7 +18,7 @@ from pefll.data.federation import Federation
 from pefll.data.frames import columns as columns_of
 from pefll.data.frames import inputs_of, is_frame, label_names, labels_in
 from pefll.data.missing_labels import labelled
-from pefll.data.owners import Columns, Owned, clients_in, features_in, names_of_owners
+from pefll.data.owners import Columns, Name, Owned, clients_in, features_in, names_of_owners
 from pefll.data.samples import Normalise, Samples, check_classes
 from pefll.methods.contract import Method
 from pefll.models.spec import ModelSpec
@@ -30,12 +30,13 @@ from pefll.tasks.own import ask
 class NewClient(NamedTuple):
     """A new client's samples [m, ...], in the type and layout of the training data, and its labels [m] or None.
 
-    `unlabelled` says in words why there are no labels, or is empty.
+    `unlabelled` says in words why there are no labels, or is empty. `name` is the client's name in the table, or None.
     """
 
     x: Any
     y: Any
     unlabelled: str = ""
+    name: Name | None = None
 
 
 def read_new_client(
@@ -53,11 +54,11 @@ def read_new_client(
         uses_labels: whether the method uses labels.
         instead: what else a user can do with a table of several clients; `{!r}` stands for its column of clients.
     """
-    unlabelled = ""
+    unlabelled, name = "", None
     if is_frame(x):
         named = label_names(columns.label, columns_of(x))
         lacking = [each for each in named if each not in columns_of(x)]
-        x, y = _from_frame(x, y, columns, spec, instead)
+        x, y, name = _from_frame(x, y, columns, spec, instead)
         if y is None:
             unlabelled = f"the table has no column {lacking[0]!r}" if lacking else f"{columns.label!r} holds no label"
     x, found, left_out = labelled(check_input(x, spec), y, uses_labels)
@@ -65,7 +66,7 @@ def read_new_client(
         warn(unlabelled_words(left_out, left_out + len(x)))
     if found is None and y is not None:
         unlabelled = f"none of the {counted(len(x), 'sample')} has a label"
-    return NewClient(x, found, unlabelled)
+    return NewClient(x, found, unlabelled, name)
 
 
 def labelled_clients(owned: Sequence[Owned], uses_labels: bool) -> tuple[list[Owned], str]:
@@ -150,20 +151,22 @@ def check_labels(client: NewClient, method: Method[Any], spec: ModelSpec) -> Non
     )
 
 
-def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec, instead: str) -> tuple[Any, Any]:
-    """Return one client's samples and labels in a table; PefllError if the table has several clients."""
+def _from_frame(frame: Any, y: Any, columns: Columns, spec: ModelSpec, instead: str) -> tuple[Any, Any, Name | None]:
+    """Return one client's samples, labels and name in a table; PefllError if the table has several clients."""
     # Without names of features, a column with the usual name of clients may be a feature.
     candidates = names_of_owners(columns.client, columns.features, named=not columns.features)
     labels = label_names(columns.label, columns_of(frame))
     column, clients = clients_in(frame, candidates, (*columns.features, *labels), "the table")
-    if clients > 1:
+    if len(clients) > 1:
         raise PefllError(
-            f"the table holds the samples of {clients:,} clients, by its column {column!r}; give the samples of one "
-            f"client{instead and f', or {instead.format(column)}'}",
+            f"the table holds the samples of {len(clients):,} clients, by its column {column!r}; give the samples of "
+            f"one client{instead and f', or {instead.format(column)}'}",
             code="PEFLL-M037",
         )
-    y = labels_in(frame, columns.label, "the table") if y is None else y
+    y = labels_in(frame, columns.label, "the table", columns.class_names) if y is None else y
     if not columns.features:
         warn_of_positions()
     chosen = features_in(frame, columns, "the table")
-    return inputs_of(frame, chosen, columns.plan, "the table", tokens=spec.tokens), y
+    # A column with the usual name may be about something else, so it does not name the client.
+    name = clients.pop() if clients and column == columns.client else None
+    return inputs_of(frame, chosen, columns.plan, "the table", tokens=spec.tokens), y, name

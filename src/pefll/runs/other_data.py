@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pefll.core.arguments import shown
 from pefll.core.errors import PefllError
 from pefll.core.warning import warn
@@ -13,7 +15,7 @@ from pefll.core.wording import argument, counted
 from pefll.data import read_rows
 from pefll.data.arrays import labels_of, samples_from_arrays
 from pefll.data.federation import Federation
-from pefll.data.frames import is_frame
+from pefll.data.frames import index_of, is_frame
 from pefll.data.missing_labels import has_label, labels_where
 from pefll.data.owners import Columns, Rows, rows_of_frame
 from pefll.data.partition import natural
@@ -91,9 +93,10 @@ def encoded_federation(
         client_column=columns.client,
         time_column=columns.time,
         time=rows.time,
+        row=rows.row,
     )
     made = natural(samples, seed, unseen=0.0, validation=validation, test=test)
-    return dataclasses.replace(made, num_seen=0, table=columns.plan)
+    return dataclasses.replace(made, num_seen=0, table=columns.plan, index=index_of(data) if is_frame(data) else None)
 
 
 def _labelled(rows: Rows, labels: str, name: str) -> Rows:
@@ -103,4 +106,4 @@ def _labelled(rows: Rows, labels: str, name: str) -> Rows:
         return rows
     warn(f"{name}: {int((~there).sum()):,} of {counted(len(there), 'row')} left out, because they have no label")
     x, client, split, time = (rows_where(there, each) for each in (rows.x, rows.client, rows.split, rows.time))
-    return Rows(x, labels_where(there, rows.y, labels, name), client, split, time=time)
+    return Rows(x, labels_where(there, rows.y, labels, name), client, split, time=time, row=np.flatnonzero(there))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,13 +18,14 @@ from pefll.core import arguments, tensorfile
 from pefll.core.errors import PefllError
 from pefll.core.files import write_whole
 from pefll.core.plugins import allow, is_allowed
+from pefll.core.tree import map_tree
 from pefll.core.warning import warn
 from pefll.core.wording import argument, counted, either
 from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
-from pefll.data.frames import columns, inputs_of, is_frame, label_names
+from pefll.data.frames import columns, index_of, inputs_of, is_frame, label_names
 from pefll.data.missing_labels import has_label, without_gaps
-from pefll.data.owners import clients_in
+from pefll.data.owners import Name, clients_in
 from pefll.data.table_plan import Encoded, TablePlan, plan_of
 from pefll.guarantees.held_out import accuracy_statement
 from pefll.guarantees.intervals import checked_delta
@@ -34,10 +36,11 @@ from pefll.models.neighbours import NeighbourModel
 from pefll.models.spec import ModelSpec
 from pefll.runs import modelfile
 from pefll.runs.model_folder import file_name
+from pefll.runs.prediction_columns import data_frame, named, probability_columns
 from pefll.tasks import Classification, Task
 from pefll.tasks.names import allow_task, named_again, task_of
 from pefll.tasks.own import predictions, probabilities
-from pefll.tasks.sums import figures_of
+from pefll.tasks.sums import check_bounds, figures_of, layout_of, rows_of
 
 Array = npt.NDArray[Any]
 # A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
@@ -81,6 +84,10 @@ class PersonalModel(nn.Module):
             mean, std = (torch.tensor(value, dtype=dtype, device=x.device).reshape(shape) for value in normalise)
             x = (x / 255 - mean) / std
         return self.network(x)  # type: ignore[no-any-return]
+
+    def of_client(self, name: Name) -> PersonalModel:
+        """Return the model with the name of its client, which its file keeps; see `check_client`."""
+        return PersonalModel(self.network, dataclasses.replace(self.spec, client=str(name)), self.task)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -155,6 +162,17 @@ class PersonalModel(nn.Module):
         sets[:] = [tuple(known[row].tolist()) for row in found]
         return sets
 
+    def predict_frame(self, x: Any) -> Any:
+        """Return a pandas data frame with the columns predicted and probability, and the index of the table x.
+
+        Classes have their names. Up to 20 classes also have a column each, such as `probability_yes`; for sets,
+        `probability` has those of all members. See `predict`.
+        """
+        found, chances = self.predict_with_probabilities(x)
+        classes = self.class_names if self.known_task().labels == "classes" else ()
+        columns = {"predicted": named(found, classes)} | probability_columns(chances, found, classes)
+        return data_frame(columns, index_of(x) if is_frame(x) else None)
+
     @torch.no_grad()
     def metrics(self, x: Any, y: Any) -> dict[str, float]:
         """Return the task's metrics on samples [N, ...] with labels y, the most important one first.
@@ -213,8 +231,10 @@ class PersonalModel(nn.Module):
         return accuracy_statement(int((found == labels).sum()), len(labels), delta)
 
     def extra_repr(self) -> str:
-        """Return what the model's text says beside its layers: the certificate of its run."""
-        return f"certificate: {self.spec.certificate}" if self.spec.certificate else ""
+        """Return what the model's text says beside its layers: its client, and the certificate of its run."""
+        client = "" if self.spec.client is None else f"client: {self.spec.client!r}"
+        certificate = f"certificate: {self.spec.certificate}" if self.spec.certificate else ""
+        return "\n".join(filter(None, (client, certificate)))
 
     def known_task(self) -> Task:
         """Return what the outputs mean; PefllError if that is the user's own code, which nobody has named."""
@@ -326,9 +346,15 @@ def predicted_with_probabilities(task: Task, output: Tensor, classes: int) -> tu
 
 
 def metrics_of(task: Task, output: Tensor, labels: Tensor, classes: int) -> dict[str, float]:
-    """Return a task's metrics on outputs [N, ...] and labels [N, ...], the most important one first."""
-    known = torch.ones(classes, dtype=torch.bool) if classes else None
-    found = figures_of(task, task.measure(output, Batch(output, labels, torch.ones(len(output))), known))
+    """Return a task's metrics on outputs [N, ...] and labels [N, ...], the most important one first.
+
+    PefllError for a metric outside of its bounds, as in an evaluation.
+    """
+    layout, known = layout_of(task, labels, classes), torch.ones(classes, dtype=torch.bool) if classes else None
+    sums = task.measure(output, Batch(output, labels, torch.ones(len(output))), known)
+    rows = rows_of(map_tree(lambda part: part[None], sums)).numpy()
+    check_bounds(task, layout, rows, lambda row: counted(len(output), "sample"))
+    found = figures_of(task, sums)
     # The file does not know the loss of training, and nothing is masked. A task of one's own may have nothing else.
     return {name: value for name, value in found.items() if name not in ("loss", "masked")} or found
 
@@ -469,17 +495,38 @@ def _matrix(frame: Any, spec: ModelSpec, plan: TablePlan | None) -> Any:
 
 
 def _check_one_client(frame: Any, spec: ModelSpec, features: Sequence[str]) -> None:
-    """Raise PefllError for a table with the rows of several clients: a personal model is about one of them."""
+    """Raise PefllError for a table with rows of other clients than the model's, or of several."""
     if not spec.client_column or spec.client_column in features:
         return
     labels = label_names(spec.label_column, columns(frame)) if spec.label_column else ()
     column, clients = clients_in(frame, (spec.client_column,), (*features, *labels), "the table")
-    if clients > 1:
+    if len(clients) > 1:
         raise PefllError(
-            f"the table holds the samples of {clients:,} clients, by its column {column!r}, but this is the model of "
-            "one client; give this client's rows, or use the model of each with pefll.predict_each(folder, table)",
+            f"the table holds the samples of {len(clients):,} clients, by its column {column!r}, but this is the model "
+            "of one client; give this client's rows, or use the model of each with pefll.predict_each(folder, table)",
             code="PEFLL-M039",
         )
+    for client in clients:
+        check_client(spec, column, client, "the table", "leave this column out to use this model")
+
+
+def check_client(spec: ModelSpec, column: str, client: Name, where: str, anyway: str) -> None:
+    """Raise PefllError if data holds the samples of another client than the model's.
+
+    Args:
+        spec: of the model; without a name of its client, nothing is checked.
+        column: name of the column of clients.
+        client: the client in that column.
+        where: name of the data.
+        anyway: end of the error: what a user does to use the model anyway.
+    """
+    if spec.client in (None, str(client)):
+        return
+    raise PefllError(
+        f"{where} holds the samples of client {str(client)!r}, by its column {column!r}, but this is the model of "
+        f"client {spec.client!r}; give the samples of {spec.client!r}, or {anyway}",
+        code="PEFLL-M058",
+    )
 
 
 def warn_of_positions() -> None:

@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def columns_file(self) -> Path:
-        """What was done to each column of a table, as JSON; absent for other data. Only people and `show` read it."""
+        """What was done to each column of a table, and its labels, as JSON; absent for other data."""
         return self.path / "columns.json"
 
     def write_columns(self, rows: list[dict[str, Any]]) -> None:
@@ -448,6 +448,11 @@ def is_error(name: str, first: str, errors: Collection[str] = ()) -> bool:
 def behind(name: str, first: str) -> str:
     """Return the metric that a figure is made from: means over clients are made from the `first` one of the group."""
     return first if name in OVER_CLIENTS else name
+
+
+def meant(name: str, known: Collection[str]) -> str:
+    """Return the metric that a user means: in classification, the accuracy is called `per_sample` in records."""
+    return "per_sample" if name == "accuracy" and name not in known and "per_sample" in known else name
 
 
 def metric_word(name: str) -> str:

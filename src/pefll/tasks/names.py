@@ -21,7 +21,7 @@ from pefll.tasks.metrics import Metric
 from pefll.tasks.multilabel import MultiLabel
 from pefll.tasks.own import KINDS, attribute, lacks, wrong
 from pefll.tasks.regression import Regression
-from pefll.tasks.settings import check_has_names, differing, place_of, settings_in, text_of
+from pefll.tasks.settings import check_has_names, differing, place_of, settings_in, text_of, words_of
 
 TASKS: dict[str, Any] = {"classification": Classification, "regression": Regression, "multilabel": MultiLabel}
 # Settings that only training and evaluation need; a personal model works without them, and without the user's code.
@@ -75,7 +75,7 @@ def task_of(text: str, *, for_predictions: bool = False) -> Task:
         for_predictions: whether the task only makes predictions. Then the settings of training are left out, so that a
             file cannot name code in them.
     """
-    name, *words = text.split()
+    name, *words = words_of(text)
     without = _TRAINING if for_predictions and ":" not in name else ()
     needed = [word for word in words if word.partition("=")[0] not in without]
     check_has_names(needed)
@@ -99,7 +99,7 @@ def _check_named(name: str, words: Sequence[str]) -> None:
 
 def _own_kind(name: str) -> Any:
     """Return a user's class or value that a text names as a task; PefllError for a loss or a metric."""
-    found = None if "," in name else import_name(name, "task")
+    found = None if "," in name and "(" not in name else import_name(name, "task")
     if found is None or inspect.isfunction(found) or isinstance(found, Metric):
         raise PefllError(
             f"{name!r} names no task: a loss or a metric is a setting of a task, as in "
@@ -111,7 +111,7 @@ def _own_kind(name: str) -> Any:
 
 def code_in(text: str) -> list[str]:
     """Return the names of a user's own code in the text of a task, for `plugins.allow`."""
-    values = (part for word in text.split() for part in word.rpartition("=")[2].split(","))
+    values = (part for word in words_of(text) for part in word.rpartition("=")[2].split(","))
     return [value for value in values if ":" in value]
 
 
@@ -201,10 +201,10 @@ def labels_for(text: str) -> str:
     """Return what labels must be for the task in a text; "auto" without a task."""
     if not text:
         return "auto"
-    name = text.split()[0]
+    name, *words = words_of(text)
     if ":" not in name and name not in TASKS:
         raise unknown("task", name, [*TASKS, "your.module:Class"])
     if ":" in name:
-        _check_named(name, text.split()[1:])
+        _check_named(name, words)
     kind = _own_kind(name) if ":" in name else TASKS[name]
     return str(getattr(kind, "labels", "auto"))

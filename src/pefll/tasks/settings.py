@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 import sys
@@ -17,6 +18,7 @@ from pefll.core.errors import PefllError, unknown
 from pefll.core.plugins import import_name
 from pefll.tasks.metrics import Metric
 
+_LONGEST_CALL = 10_000  # letters; Python's parser takes more time and memory for longer ones
 _IN_PYTHON = "<in-Python>"  # stands in a text for a function that cannot be named
 
 
@@ -120,6 +122,32 @@ def place_of(value: Any) -> str:
         return ""
     found = reduce(lambda at, part: getattr(at, part, None), name.split("."), sys.modules.get(module))
     return f"{module}:{name}" if found is value and "." not in name else ""
+
+
+def words_of(text: str) -> list[str]:
+    """Return the name in the text of a task, and its settings NAME=VALUE.
+
+    A call, such as `"mine:GCE(q=0.4, k=2)"`, is another way to write `"mine:GCE q=0.4 k=2"`.
+    """
+    name, bracket, rest = text.strip().partition("(")
+    if not bracket or len(name.split()) != 1 or len(text) > _LONGEST_CALL:
+        return text.split()
+    one_word = ["".join(text.split())]
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return one_word  # whoever looks for the name says what to write
+    if not isinstance(call, ast.Call) or call.args or not all(each.arg for each in call.keywords):
+        return one_word
+    return [name.strip(), *(f"{each.arg}={_written(each.value)}" for each in call.keywords)]
+
+
+def _written(value: ast.expr) -> str:
+    """Return a value in a call as the value of NAME=VALUE."""
+    if isinstance(value, ast.Tuple | ast.List):
+        return ",".join(map(_written, value.elts))
+    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return "".join((value.value if is_text else ast.unparse(value)).split())  # type: ignore[attr-defined]
 
 
 def settings_in(words: Sequence[str], kind: Any, without: Collection[str] = ()) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pefll.core.plugins import fault
 from pefll.core.progress import Monitor
 from pefll.core.warning import warn
 from pefll.core.wording import counted
-from pefll.runs.record import GROUPS, first_figure
+from pefll.runs.record import GROUPS, first_figure, meant
 from pefll.training.resolve import RunSpec
 
 Row = dict[str, Any]
@@ -227,7 +227,7 @@ class EarlyStopping(Callback):
                 f"{not_evaluated}; {advice}",
                 code="PEFLL-T660",
             )
-        if self._metric and self._metric not in metrics:
+        if self._metric and meant(self._metric, metrics) not in metrics:
             raise unknown("metric", self._metric, metrics)
 
     def on_evaluation(self, run: ActiveRun, row: Row) -> bool:
@@ -237,9 +237,10 @@ class EarlyStopping(Callback):
         best, waited = -float("inf"), 0
         for one in run.history:
             # No client of the group may have validation samples, or the metric may not be defined.
-            if one[self._group] is None or one[self._group][metric] is None:
+            figures = one[self._group]
+            if figures is None or (figure := figures[meant(metric, figures)]) is None:
                 continue
-            value = sign * one[self._group][metric]
+            value = sign * figure
             best, waited = (value, 0) if value > best + self._min_delta else (best, waited + 1)
         return waited >= self._patience
 

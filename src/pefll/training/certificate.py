@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.core.wording import all_harmless, argument, counted, first_few
@@ -21,8 +23,6 @@ from pefll.runs.unseen import TooFewUnseen, UnseenFigures, unseen_figures
 from pefll.training.meta_bounds import meta_bounds
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from pefll.data.federation import Federation
     from pefll.training.run import Run
 
@@ -38,7 +38,7 @@ _RUN = ("method", "dataset", "partition", "seed", "num_clients", "num_seen", "nu
 
 @dataclass(frozen=True)
 class Certificate:
-    """Statements about new clients of a run, with what they assume.
+    """Statements about new clients of a run, with what they assume. `print` shows the first one, and `page` all.
 
     Attributes:
         run: what was trained, as in the run's summary.
@@ -70,6 +70,27 @@ class Certificate:
             return None
         bound, confidence = at_least(self.statements[0].bound), percent(1 - self.delta)
         return f"expected {self.metric} of a new client at least {bound} with confidence {confidence}"
+
+    def __str__(self) -> str:
+        first, others = self.statements[0], len(self.statements) - 1
+        measured = f" Measured: {first.measured:.1%}, mean of {counted(self.clients, 'unseen client')}."
+        return (
+            f"{first}{measured if self.clients else ''} This has {counted(len(self.assumptions), 'assumption')}; "
+            f"print(certificate.page()) shows all, {counted(others, 'other statement')} and "
+            f"{counted(len(self.notes), 'note')}."
+        )
+
+    def __repr__(self) -> str:
+        names = ", ".join(one.name for one in self.statements)
+        return f"<Certificate: {self.headline or 'bounds over training'}; statements {names}>"
+
+    def page(self) -> str:
+        """Return what `pefll certify` prints: all statements, what they assume, notes and least numbers."""
+        from pefll.report.certificate import WIDTH, print_certificate
+
+        text = io.StringIO()
+        print_certificate(self.to_json(), Console(file=text, width=WIDTH, color_system=None))
+        return text.getvalue()
 
     def __getitem__(self, name: str) -> Statement:
         """Return the statement of a name; KeyError if there is none."""

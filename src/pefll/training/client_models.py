@@ -28,6 +28,7 @@ from pefll.models.spec import ModelSpec
 from pefll.runs.config import Config
 from pefll.runs.new_client import dtype_of
 from pefll.runs.personal import PersonalModel
+from pefll.runs.prediction_columns import data_frame, named, probability_columns
 
 Array = npt.NDArray[Any]
 
@@ -39,20 +40,24 @@ class Predictions:
     Attributes:
         client: int64 [N], the client's number in the federation.
         sample: int64 [N], the sample's index into the federation's x and y.
+        row: int64 [N], the sample's row in the data that the federation was made from, from 0.
         label: [N], the true labels.
         predicted: [N], the predictions.
         probabilities: [N, k], the probability of each class, or of each member of a set; None if the task gives none.
         names: the name of each client in the federation.
         class_names: the name of each class; empty if the data has no names.
+        index: the index of the pandas data frame that the federation was made from; or None.
     """
 
     client: Array
     sample: Array
+    row: Array
     label: Array
     predicted: Array
     probabilities: Array | None
     names: tuple[str, ...]
     class_names: tuple[str, ...]
+    index: Any = None
 
     def __len__(self) -> int:
         return len(self.client)
@@ -63,39 +68,18 @@ class Predictions:
     def frame(self) -> Any:
         """Return a pandas data frame with the columns client, sample, label, predicted and probability.
 
+        Its index is that of the data frame that the federation was made from, or else the row in the data from 0.
         Clients and classes have their names. The probability is that of the predicted class; for sets, those of all
-        members.
+        members. Up to 20 classes also have a column each, such as `probability_yes`.
         """
         columns: dict[str, Any] = {
             "client": np.asarray(self.names)[self.client],
             "sample": self.sample,
-            "label": self._named(self.label),
-            "predicted": self._named(self.predicted),
+            "label": named(self.label, self.class_names),
+            "predicted": named(self.predicted, self.class_names),
         }
-        if self.probabilities is not None:
-            columns["probability"] = shown_probabilities(self.probabilities, self.predicted)
-        return data_frame(columns)
-
-    def _named(self, labels: Array) -> Array | list[Any]:
-        if self.class_names and labels.ndim == 1:
-            return np.asarray(self.class_names)[labels]
-        return labels if labels.ndim == 1 else list(labels)
-
-
-def shown_probabilities(probabilities: Array, predicted: Array) -> Any:
-    """Return the probability of each predicted class, [N]; for sets the probabilities of all members, N times [k]."""
-    if predicted.ndim > 1:
-        return list(probabilities)
-    return np.take_along_axis(probabilities, predicted[:, None], axis=1)[:, 0]
-
-
-def data_frame(content: Any) -> Any:
-    """Return a pandas data frame of columns by name, or of rows; PefllError without pandas."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise PefllError("a data frame needs pandas: pip install pandas", code="PEFLL-T627") from error
-    return pandas.DataFrame(content)
+        columns |= probability_columns(self.probabilities, self.predicted, self.class_names)
+        return data_frame(columns, self.row if self.index is None else self.index[self.row])
 
 
 def personal_model(method: Method[Any], cohort: SerialCohort, theta: Tensor, spec: ModelSpec) -> PersonalModel:
@@ -137,7 +121,8 @@ def client_models(
         server = map_tree(engine.cast, server)
         for client in clients:
             ((_, cohort),) = engine.cohorts(np.array([client], dtype=np.int64))
-            yield personal_model(method, cohort, method.personalize(server, cohort), spec)
+            model = personal_model(method, cohort, method.personalize(server, cohort), spec)
+            yield model.of_client(federation.name_of(client))
 
 
 def predictions_of(
@@ -177,18 +162,21 @@ def predictions_of(
     return Predictions(
         client=np.concatenate(owner),
         sample=sample,
+        row=sample if federation.row is None else federation.row[sample],
         label=federation.y.cpu().numpy()[sample],
         predicted=np.concatenate(predicted),
         probabilities=None if any(each is None for each in chances) else np.concatenate(chances),
         names=tuple(map(federation.name_of, range(federation.num_clients))),
         class_names=federation.class_names if federation.labels == "classes" else (),
+        index=federation.index,
     )
 
 
 def numbers_of(federation: Federation, clients: Any) -> list[int]:
     """Return the numbers of clients: of one client, of a list of clients, or of all for None.
 
-    An integer is a client's number in the federation; a text is its name in the data.
+    A text is a client's name in the data. So is an integer if the data names clients by whole numbers; otherwise, it is
+    a client's number in the federation. An integer that is the name of one client and the number of another is refused.
     """
     if clients is None:
         return list(range(federation.num_clients))
@@ -200,21 +188,30 @@ def numbers_of(federation: Federation, clients: Any) -> list[int]:
 def _number_of(federation: Federation, client: Any, names: dict[str, int]) -> int:
     if isinstance(client, str):
         if client not in names:
-            raise PefllError(
-                f"{federation.name} has no client {client!r}; its clients are called {first_few(names)}",
-                code="PEFLL-T625",
-            )
+            raise _no_such_name(federation, client, names)
         return names[client]
+    given: Any = None if isinstance(client, bool) else client
     try:
-        number = operator.index(client)
+        number = operator.index(given)
     except TypeError as error:
         raise PefllError(
-            f"the client is {shown(client)}; give its number in the federation, or its name as a text",
+            f"the client is {shown(client)}; give its name as a text, or its number in the federation",
             code="PEFLL-T625",
         ) from error
-    if isinstance(client, bool) or not 0 <= number < federation.num_clients:
+    there, named = 0 <= number < federation.num_clients, names.get(str(number))
+    if there and named not in (None, number):
+        other = federation.name_of(number)
         raise PefllError(
-            f"{federation.name} has no client number {client}; its clients are 0..{federation.num_clients - 1}",
-            code="PEFLL-T625",
+            f"{federation.name}: {number} is the name of one client, and the number in the federation of another one, "
+            f"called {other}; give a name as a text: {str(number)!r} or {other!r}",
+            code="PEFLL-T632",
         )
-    return number
+    if named is None and (not there or any(name.isdecimal() for name in names)):
+        raise _no_such_name(federation, number, names)
+    return number if named is None else named
+
+
+def _no_such_name(federation: Federation, client: int | str, names: dict[str, int]) -> PefllError:
+    return PefllError(
+        f"{federation.name} has no client {client!r}; its clients are called {first_few(names)}", code="PEFLL-T625"
+    )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pefll.core.errors import PefllError
+from pefll.core.wording import argument, counted, either
 from pefll.data.samples import TRAIN
 from pefll.engines.cohort import Engine
 from pefll.engines.serial import CLIENTS_AT_ONCE
@@ -26,6 +27,8 @@ MEASURED_STRETCHES = 7  # and so many stretches, so that a few slow ones are not
 LONG_SECONDS = 20.0  # stretches that took this long are measured well enough, however few
 LEAST_SECONDS = 60.0  # no estimate for runs that end before
 LEAST_ROUNDS = 5  # no trial for a run with fewer rounds, because the trial is a round itself
+LONG_RUN_SECONDS = 180.0  # a run that takes longer on little data gets advice
+LITTLE_DATA = 20_000  # most training samples that are little
 WRONG = 1.5  # an estimate that is wrong by this factor is corrected
 
 SHORT_SECONDS = 0.5  # trials that take less in all are repeated
@@ -135,6 +138,25 @@ def before_first_round(engine: Engine, spec: RunSpec, progress: Progress, steps:
     doing = "the rounds take" if in_rounds else "training all clients takes"
     faster = f"; on a GPU (H200) {about(gpu * runs)}" if 0 < gpu < seconds else ""
     return Told(f"{doing} {about(seconds * runs)} on this CPU{faster}", of_round if in_rounds else 0.0)
+
+
+def advice(told: Told, spec: RunSpec, runs: int, stops_early: bool) -> str:
+    """Return how a long run on little data may be shorter, to follow what the user is told; "" if there is no need.
+
+    Args:
+        told: what the user is told.
+        spec: the run's spec.
+        runs: number of runs that take turns.
+        stops_early: whether the run has early stopping.
+    """
+    federation, rounds = spec.federation, spec.config.rounds
+    samples = int(federation.count[TRAIN, : federation.num_seen].sum())
+    if told.of_round * rounds * runs < LONG_RUN_SECONDS or samples > LITTLE_DATA:
+        return ""
+    fewer = argument("rounds", max(1, rounds // 4))
+    early = either("--early-stopping 10", "callbacks=[pefll.EarlyStopping()]")
+    may_end = "" if stops_early else f", or end training when it does not improve with {early}"
+    return f". For {counted(samples, 'training sample')}, fewer rounds may be enough: try {fewer}{may_end}"
 
 
 def seconds_per_round(engine: Engine, server: Any, t: int, clients: int) -> float:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from pefll.engines.cohort import Engine, Ids, LimitsWeights, not_finite
 from pefll.engines.device_queue import Clock, DeviceFuture, queue_of
 from pefll.methods.contract import Method, each
 from pefll.runs.config import Config
-from pefll.runs.record import first_figure, is_share
+from pefll.runs.record import is_share
 from pefll.tasks import Score, Task
 from pefll.tasks.checking import own_loss_of
 from pefll.tasks.sums import (
@@ -34,76 +33,9 @@ from pefll.tasks.sums import (
     rows_of,
     shares_of,
 )
+from pefll.training.figures import Accuracy, Evaluation, figures_type
 
 Floats = npt.NDArray[np.float64]
-
-
-class Accuracy(NamedTuple):
-    """How good the models of a group of clients are.
-
-    Attributes:
-        per_sample: the share of correct samples among all clients' samples; every sample counts the same.
-        per_client: the mean of the clients' accuracies; every client counts the same.
-        masked: like per_sample, but a client's model may not choose classes that its training labels lack.
-        worst_tenth: the mean accuracy of the worst tenth of the clients.
-        loss: the mean cross-entropy.
-    """
-
-    per_sample: float
-    per_client: float
-    masked: float
-    worst_tenth: float
-    loss: float
-
-    @property
-    def errors(self) -> tuple[str, ...]:
-        """The names of the fields that are better when smaller."""
-        return ("loss",)
-
-    @property
-    def shares(self) -> tuple[str, ...]:
-        """The names of the user's metrics that are shown in per cent."""
-        return ()
-
-
-@lru_cache
-def figures_type(names: tuple[str, ...], errors: tuple[str, ...], shares: tuple[str, ...]) -> Any:
-    """Return the NamedTuple type for the metrics of a group.
-
-    Args:
-        names: of the metrics.
-        errors: those that are better when smaller.
-        shares: those of the user's that are shown in per cent.
-    """
-    fields = namedtuple("Figures", names)  # type: ignore[misc]  # a task names the fields
-    more = {"errors": property(lambda self: errors), "shares": property(lambda self: shares)}
-    return type("Figures", (fields,), {"__slots__": (), **more})
-
-
-class Evaluation(NamedTuple):
-    """The metrics of seen clients and of unseen clients; None for a group without samples.
-
-    In classification, a group is an `Accuracy`, perhaps with further metrics. For other tasks, a group is a NamedTuple:
-    the metric that chooses the best round, its mean over clients (`per_client`), its mean over the worst tenth of the
-    clients (`worst_tenth`), and the other metrics of the task.
-    """
-
-    seen: Any
-    unseen: Any
-
-    def __str__(self) -> str:
-        groups = {"seen": self.seen, "unseen": self.unseen}
-        return ", ".join(
-            f"{name} {first_figure(group._asdict(), group.shares)}" for name, group in groups.items() if group
-        )
-
-    def rows(self) -> dict[str, dict[str, float | None] | None]:
-        """Return the metrics of each group by name, as in history.jsonl; None for what is not defined."""
-        found: dict[str, dict[str, float | None] | None] = {}
-        for name, group in self._asdict().items():
-            values = group._asdict().items() if group else ()
-            found[name] = {key: None if math.isnan(value) else value for key, value in values} or None
-        return found
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pefll.core.schedules import Schedule
 from pefll.core.signals import Signals, Stopped, stop_signals
 from pefll.core.warning import warn
 from pefll.data.federation import Federation, check_is_federation
-from pefll.data.label_report import label_sentence, rare_classes
+from pefll.data.label_report import label_row, label_sentence, rare_classes
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
@@ -36,7 +36,7 @@ from pefll.tasks import Task
 from pefll.tasks.checking import direction_note
 from pefll.tasks.names import allow_task, checked_task
 from pefll.training.callbacks import ActiveRun, Callback, EarlyStopping, Guarded, History, ProgressBar, check_callbacks
-from pefll.training.estimate import Told, before_first_round
+from pefll.training.estimate import Told, advice, before_first_round
 from pefll.training.evaluation import Measure, why_not_evaluated
 from pefll.training.loop import local_steps, train
 from pefll.training.most_frequent import hardly_better
@@ -251,7 +251,8 @@ def train_all(
         stack.enter_context(claimed(unfinished, tell or _ignore))
         for spec in unfinished:
             if spec.folder and spec.federation.table:
-                spec.folder.write_columns(spec.federation.table.report())
+                rows = spec.federation.table.report()
+                spec.folder.write_columns([*rows, label_row(spec.federation)])
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, tell))
         engine_of = dict(zip(unfinished, engines, strict=True))
@@ -339,7 +340,10 @@ def _train_and_test(
                 steps = local_steps(spec.method, spec.federation)
                 told = before_first_round(engine, spec, progress, steps, runs_at_once)
                 if told.sentence:
-                    tell(f"{spec.title}: {told.sentence}")
+                    stops_early = any(isinstance(each, EarlyStopping) for each in callbacks)
+                    # A run that is resumed cannot be shortened.
+                    more = "" if progress.round else advice(told, spec, runs_at_once, stops_early)
+                    tell(f"{spec.title}: {told.sentence}{more}")
             # A method without rounds has no bar of rounds, only that of the test, in which its clients train.
             rounds = spec.config.rounds
             with screen.line(spec.title, rounds, progress.round) if rounds else Monitor() as bar:

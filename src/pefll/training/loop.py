@@ -18,7 +18,7 @@ from pefll.runs.progress import Best, Progress
 from pefll.runs.saver import Saver
 from pefll.training.callbacks import ActiveRun, Callback, Row, name_of
 from pefll.training.estimate import Estimate
-from pefll.training.evaluation import Evaluation
+from pefll.training.figures import Evaluation
 from pefll.training.pipeline import Pipeline, Stretch
 from pefll.training.round_robin import Turns
 

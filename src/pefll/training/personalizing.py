@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pefll.core.errors import PefllError
 from pefll.core.files import make_folder, set_aside, write_json
-from pefll.core.progress import monitor
+from pefll.core.progress import Monitor, monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
@@ -40,7 +40,13 @@ class Written(NamedTuple):
 
 
 def write_each(
-    run: Run, owned: Sequence[Owned], folder: Path, *, force: bool = False, console: Console | None = None
+    run: Run,
+    owned: Sequence[Owned],
+    folder: Path,
+    *,
+    force: bool = False,
+    update: bool = False,
+    console: Console | None = None,
 ) -> Written:
     """Write a model for each client into a folder, and the manifest `models.json`; see `_write_manifest`.
 
@@ -52,6 +58,7 @@ def write_each(
         owned: the clients' samples.
         folder: the folder for the models; if it is new, only its owner may read it.
         force: whether to make all models again.
+        update: whether to make the models again that are of other samples or of another run.
         console: shows progress; None for silence.
     """
     make_folder(folder, private=True)
@@ -65,16 +72,12 @@ def write_each(
                     if one.fault:
                         raise one.fault
                     source = _source(origin, one)
-                    there = not force and path.exists()
-                    damage = _damage(path, source) if there else None
-                    if damage is not None:
-                        watch.say(f"{damage.args[0]}; it is kept as {set_aside(path).name} and made again")
-                    if there and damage is None:
+                    if not force and path.exists() and _is_made(path, source, update, watch):
                         kept.append(one.client)
                     else:
                         model = run.personalize(one.x, one.y)
-                        spec = dataclasses.replace(model.spec, made_from=source)
-                        PersonalModel(model.network, spec, model.task).save(path, overwrite=force)
+                        spec = dataclasses.replace(model.spec, made_from=source, client=str(one.client))
+                        PersonalModel(model.network, spec, model.task).save(path, overwrite=force or update)
                         made.append(one.client)
                     size = path.stat().st_size
                     index.append(
@@ -157,11 +160,11 @@ def _source(origin: Callable[[], Any], one: Owned) -> str:
     return str(digest.hexdigest())
 
 
-def _damage(path: Path, source: str) -> PefllError | None:
-    """Return an error if a model's file is damaged, else None.
+def _is_made(path: Path, source: str, update: bool, watch: Monitor) -> bool:
+    """Return whether a file holds the model with the hash `source`; a damaged file is set aside.
 
     Raises:
-        PefllError: if the file cannot be read, or was made by another run or from other samples.
+        PefllError: if the file cannot be read, or is of another run or other samples and `update` is false.
     """
     try:
         header = read_header(path)
@@ -169,12 +172,12 @@ def _damage(path: Path, source: str) -> PefllError | None:
     except PefllError as error:
         if error.code not in DAMAGED:
             raise
-        return error
-    if header.spec.made_from != source:
-        force = argument("force", True)
+        watch.say(f"{error.args[0]}; it is kept as {set_aside(path).name} and made again")
+        return False
+    if header.spec.made_from != source and not update:
         raise PefllError(
-            f"{path} exists and was made by another run or from other samples; delete it to make this model again, or "
-            f"make all again with {force}",
+            f"{path} exists and was made by another run or from other samples; replace such models with "
+            f"{argument('update', True)}",
             code="PEFLL-M040",
         )
-    return None
+    return header.spec.made_from == source

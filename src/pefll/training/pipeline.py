@@ -12,7 +12,8 @@ from pefll.engines.cohort import Engine, Ledger
 from pefll.engines.device_queue import DeviceFuture, copy_to_host, queue_of
 from pefll.runs.progress import Progress
 from pefll.runs.saver import Saver
-from pefll.training.evaluation import Evaluation, Evaluator, evaluated_share
+from pefll.training.evaluation import Evaluator, evaluated_share
+from pefll.training.figures import Evaluation
 from pefll.training.resolve import RunSpec
 
 STRETCH_SECONDS = 0.5  # the loop reads signals and updates the progress bar this often

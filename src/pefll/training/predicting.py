@@ -19,7 +19,7 @@ from pefll.core.warning import warn
 from pefll.core.wording import counted, reasons
 from pefll.data import TABLES, read_rows
 from pefll.data.arrays import labels_of, owners_of
-from pefll.data.frames import is_frame
+from pefll.data.frames import index_of, is_frame
 from pefll.data.missing_labels import has_label, without_gaps
 from pefll.data.owners import CLIENT, Columns, Name, Rows, first_fault, rows_by_client, rows_of_frame
 from pefll.data.samples import Array
@@ -30,8 +30,8 @@ from pefll.models.spec import ModelSpec
 from pefll.runs.model_folder import ModelFile, files_of
 from pefll.runs.modelfile import read_header
 from pefll.runs.personal import PersonalModel, metrics_of, predicted_with_probabilities
+from pefll.runs.prediction_columns import data_frame, named, probability_columns
 from pefll.tasks import Task
-from pefll.training.client_models import data_frame, shown_probabilities
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,7 @@ class EachPredictions:
         metrics: the task's metrics over all rows with a label, the most important one first; empty without labels.
         labelled: number of rows with a label.
         errors: why a client has no predictions, by its name.
+        index: the index of the given pandas data frame, or None.
     """
 
     client: Array
@@ -61,6 +62,7 @@ class EachPredictions:
     metrics: dict[str, float]
     labelled: int
     errors: dict[Name, PefllError]
+    index: Any = None
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -72,16 +74,15 @@ class EachPredictions:
     def frame(self) -> Any:
         """Return a pandas data frame with the client's column, the row `sample`, `predicted` and `probability`.
 
-        Classes have their names. The probability is that of the predicted class; for sets, those of all members.
+        Its index is that of the given data frame, or else the row in the table from 0. Classes have their names. The
+        probability is that of the predicted class; for sets, those of all members. Up to 20 classes also have a column
+        each, such as `probability_yes`.
         """
+        classes = self.class_names if self.labels == "classes" else ()
         columns: dict[str, Any] = {self.client_column: self.client, "sample": self.sample}
-        if self.labels == "classes":
-            columns["predicted"] = np.asarray(self.class_names)[self.predicted]
-        else:
-            columns["predicted"] = self.predicted if self.predicted.ndim == 1 else list(self.predicted)
-        if self.probabilities is not None:
-            columns["probability"] = shown_probabilities(self.probabilities, self.predicted)
-        return data_frame(columns)
+        columns["predicted"] = named(self.predicted, classes)
+        columns |= probability_columns(self.probabilities, self.predicted, classes)
+        return data_frame(columns, self.sample if self.index is None else self.index[self.sample])
 
 
 def predict_each(
@@ -142,7 +143,7 @@ def predictions_each(
             try:
                 file = _file_of(names[number], files, folder)
                 one = PersonalModel.load(file.path, None, architecture, task)
-                file.check_is(one.spec.made_from)
+                file.check_is(one.spec)
                 model = model or one
                 _check_same_labels(one.spec, model.spec)
                 outputs.append(one.outputs(source.samples(one.spec, mine)))
@@ -173,6 +174,7 @@ def predictions_each(
         metrics=metrics,
         labelled=labelled,
         errors=errors,
+        index=index_of(data) if is_frame(data) else None,
     )
 
 
@@ -207,7 +209,8 @@ class _Source:
         key = json.dumps([spec.table, spec.feature_names, spec.tokens])
         if key not in self._read:
             plan, faults = plan_of(spec.table, spec.input_shape), dict[int, PefllError]()
-            columns = self.columns._replace(features=plan.names if plan else spec.feature_names, plan=plan)
+            features = plan.names if plan else spec.feature_names
+            columns = self.columns._replace(features=features, plan=plan, class_names=spec.named_classes)
             if self._table is not None:
                 bad: Callable[[int, PefllError], object] = faults.setdefault
                 rows = rows_of_frame(self._table, columns, self.name, tokens=spec.tokens, bad=bad)

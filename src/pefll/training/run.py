@@ -58,6 +58,7 @@ from pefll.runs.new_client import (
 )
 from pefll.runs.other_data import encoded_federation, is_raw
 from pefll.runs.personal import PersonalModel, warn_of_positions
+from pefll.runs.prediction_columns import data_frame
 from pefll.runs.problem import build_checked_method, build_checked_model, checked_networks, trained_task
 from pefll.runs.progress import check_progress, restore, restore_prior
 from pefll.runs.record import CERTIFICATE, GROUPS, RunFolder, headline_of, last_round, rounds_of
@@ -67,12 +68,12 @@ from pefll.tasks.own import ask
 from pefll.training.client_models import (
     Predictions,
     client_models,
-    data_frame,
     numbers_of,
     personal_model,
     predictions_of,
 )
-from pefll.training.evaluation import Evaluation, Measure, client_scores, split_number
+from pefll.training.evaluation import Measure, client_scores, split_number
+from pefll.training.figures import Evaluation
 from pefll.training.summary import counting
 
 if TYPE_CHECKING:
@@ -360,7 +361,8 @@ class Run:
         A seen client uses what it and the server kept of it in training, such as its head or its embedding.
 
         Args:
-            client: the client's number in the federation, or its name in the data as a text.
+            client: the client's name in the data, as a text; or its number in the federation, if no name in the data
+                is a whole number. An integer may also be a name, if it is not the number of another client.
             federation: as in `evaluate`.
         """
         data = self._data(federation, None, f"model_of({client!r}, federation=...)")
@@ -379,7 +381,7 @@ class Run:
         """Return the predictions of clients' personal models for each of their own samples; see `model_of`.
 
         Args:
-            clients: a client, or a list of clients; None for all.
+            clients: a client, or a list of clients, as in `model_of`; None for all.
             split: train, validation or test.
             federation: as in `evaluate`.
             console: shows progress; None for silence.
@@ -405,13 +407,32 @@ class Run:
             rows.append({name: value for name, value in row.items() if name not in GROUPS} | of_groups)
         return data_frame(rows)
 
+    def plot(self, out: str | Path, what: str = "curves", federation: Any = None) -> None:
+        """Draw a picture as `pefll show` does; threads may draw at once. It needs matplotlib, from the extra `plot`.
+
+        Args:
+            out: the file; its ending, .png, .pdf or .svg, chooses the format.
+            what: "curves", of the metric that chooses the best round; or "descriptors", a map of the clients.
+            federation: for the map, as in `evaluate`.
+        """
+        from pefll.training.plotting import check_picture, plot_curves, plot_descriptors
+
+        file = arguments.path(out)
+        check_picture(file, what)
+        if what == "curves":
+            plot_curves(self.config, self.history, self.summary, file)
+            return
+        data = self._data(federation, None, f"plot({str(out)!r}, 'descriptors', federation=...)")
+        plot_descriptors(self.method, self.server, self.config, data, file)
+
     @property
     def columns(self) -> Columns:
         """The names of columns in tables like those that the run was trained on."""
         spec, config = self.model_spec, self.config
         label, client = spec.label_column or config.label, spec.client_column or config.client_column
         plan = plan_of(spec.table, spec.input_shape)
-        return Columns(plan.names if plan else spec.feature_names, label, client, plan)
+        features = plan.names if plan else spec.feature_names
+        return Columns(features, label, client, plan, class_names=spec.named_classes)
 
     def personalize(self, x: Any, y: Any = None) -> PersonalModel:
         """Return a model for a new client; with PeFLL, this is one forward pass and no training.
@@ -434,7 +455,8 @@ class Run:
         with closing(engine), torch.no_grad():
             ((_, cohort),) = engine.cohorts(np.zeros(1, dtype=np.int64))
             theta = self.method.personalize(map_tree(engine.cast, self.server), cohort)
-            return personal_model(self.method, cohort, theta, spec)
+            model = personal_model(self.method, cohort, theta, spec)
+        return model if client.name is None else model.of_client(client.name)
 
     def embedder(self) -> Embedder:
         """Return the client's half of the run, which turns a client's samples into a descriptor.
@@ -494,7 +516,7 @@ class Run:
             try:
                 if one.fault:
                     raise one.fault
-                models[one.client] = self.personalize(one.x, one.y)
+                models[one.client] = self.personalize(one.x, one.y).of_client(one.client)
             except PefllError as error:
                 errors[one.client] = error
         if errors:

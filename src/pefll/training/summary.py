@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from pefll.engines.cohort import Engine
 from pefll.engines.hardware import device_name, peak_memory_bytes
 from pefll.methods import hyperparameters, split_networks
 from pefll.methods.contract import Method
+from pefll.report.descriptors import Descriptors
 from pefll.runs.progress import Progress
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.tasks.settings import with_names
@@ -192,29 +194,45 @@ def _timing(lockstep: int, device: torch.device) -> str:
     )
 
 
+def described(engine: Engine, method: Method[Any], server: Tree, federation: Federation) -> Descriptors | None:
+    """Return the descriptors of all clients, for the descriptor map; None for too many clients, or without any."""
+    if federation.num_clients > MAP_CLIENTS or not len(federation.rows):  # no rows: only clients have labels
+        return None
+    v = descriptors(engine, method, server)
+    if v is None:
+        return None
+    kind, names = federation.labels, label_names(federation)
+    seen = np.arange(federation.num_clients) < federation.num_seen
+    found = Descriptors(v, federation.histograms(), seen, tuple(names) if kind != "numbers" else ())
+    if kind == "classes":
+        return found
+    samples = federation.count[TRAIN].cpu().numpy()
+    if kind == "sets":
+        return replace(found, labels=kind, samples=samples)
+    # A histogram has groups without names; the map shows the first column.
+    means, name = client_means(federation)[:, 0], names[0] if names else ""
+    return replace(found, labels=kind, samples=samples, means=means, label_name=name)
+
+
 def write_descriptors(
     engine: Engine, method: Method[Any], server: Tree, federation: Federation, folder: RunFolder
 ) -> None:
     """Write the descriptors of all clients to the run's folder, for the descriptor map."""
-    if federation.num_clients > MAP_CLIENTS or not len(federation.rows):  # no rows: only clients have labels
-        return
-    v = descriptors(engine, method, server)
-    if v is not None:
-        seen = np.arange(federation.num_clients) < federation.num_seen
-        kind, names = federation.labels, label_names(federation)
+    found = described(engine, method, server, federation)
+    if found is not None:
         of_labels: dict[str, Any] = {}
-        if kind != "classes":
-            of_labels = {"labels": np.array(kind), "samples": federation.count[TRAIN].cpu().numpy()}
-        if kind == "numbers":  # a histogram has groups without names; the map shows the first column
-            of_labels |= {"means": client_means(federation)[:, 0], "label_name": np.array(names[0] if names else "")}
+        if found.labels != "classes":
+            of_labels = {"labels": np.array(found.labels), "samples": found.samples}
+        if found.labels == "numbers":
+            of_labels |= {"means": found.means, "label_name": np.array(found.label_name)}
         content = io.BytesIO()
         np.savez_compressed(
             content,
-            descriptors=v,
-            histograms=federation.histograms(),
-            seen=seen,
+            descriptors=found.descriptors,
+            histograms=found.histograms,
+            seen=found.seen,
             run=np.array(folder.run_id()),
-            class_names=np.array(names if kind != "numbers" else (), dtype=str),
+            class_names=np.array(found.class_names, dtype=str),
             **of_labels,
         )
         write_whole(folder.descriptors_file, content.getvalue())
