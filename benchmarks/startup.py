@@ -1,7 +1,7 @@
 """Where does the time between a command and its first round go?
 
-Each measurement is a new process, which does what `pefll train` does: it imports the package, reads the data, splits it
-among clients, opens the engine, and trains two rounds. The first round includes compiling and recording. Every network
+Each measurement is a new process, which does what `pefll train` does: it imports the package, opens the GPU, reads the
+data, splits it among clients, plans the run, opens the engine, and trains two rounds. The first round includes compiling and recording. Every network
 is measured with an empty folder for compiled kernels, and then again with the kernels that the first process has
 compiled. The data is CIFAR-10 from `--data-dir`, or noise of the same size if it is missing.
 
@@ -26,7 +26,10 @@ from typing import Any
 
 # The parent's clock when it started this process; the same clock in both.
 BEGAN = float(os.environ.get("PEFLL_STARTUP_BEGAN", "nan"))
-PHASES = ("python", "torch", "package", "data", "partition", "device", "engine", "state", "first round", "next round")
+PHASES = (
+    *("python", "torch", "package", "device", "data", "partition", "plan"),
+    *("engine", "state", "first round", "next round"),
+)
 
 
 def main() -> None:
@@ -101,9 +104,12 @@ def measure(network: str, precision: str, options: argparse.Namespace) -> dict[s
 
     assert pefll.cli.training
     marks.append(time.time())
+    torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu")  # makes the GPU's context
+    marks.append(time.time())
     samples = data(options)
     marks.append(time.time())
     federation = pefll.data.make_federation(samples, partition="by-class 2", clients=options.clients, seed=0)
+    marks.append(time.time())
     config = Config(
         method=options.method,
         data=samples.name,
@@ -114,8 +120,6 @@ def measure(network: str, precision: str, options: argparse.Namespace) -> dict[s
         settings={"local_steps": 2} if options.small else {},
     )
     spec = resolve(config, federation)
-    marks.append(time.time())
-    torch.zeros((), device=spec.hardware.device)
     marks.append(time.time())
     federation = place_data(spec.hardware, federation)
     engine = make_engine(spec.hardware, federation, spec.method, 0, spec.clients_per_round)
