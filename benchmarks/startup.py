@@ -1,9 +1,10 @@
 """Where does the time between a command and its first round go?
 
 Each measurement is a new process, which does what `pefll train` does: it imports the package, opens the GPU, reads the
-data, splits it among clients, plans the run, opens the engine, and trains two rounds. The first round includes compiling and recording. Every network
-is measured with an empty folder for compiled kernels, and then again with the kernels that the first process has
-compiled. The data is CIFAR-10 from `--data-dir`, or noise of the same size if it is missing.
+data, splits it among clients, plans the run, opens the engine, and trains two rounds. The first round includes
+compiling and recording. Every network is measured with an empty folder for compiled kernels, and then again with the
+kernels that the first process has compiled. The data is CIFAR-10 from `--data-dir`, or noise of the same size if it is
+missing.
 
     python -m benchmarks.startup --out build/startup.json                     # on a GPU, some minutes
     python -m benchmarks.startup --out build/startup.json --small             # tries the script anywhere

@@ -11,7 +11,8 @@ import numpy as np
 
 from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.experiments.results import Result, accuracies
-from pefll.experiments.table1 import OURS, PAPER, TITLES, Cell
+from pefll.experiments.searched import searched_lines
+from pefll.experiments.table1 import OURS, PAPER, ROWS, TITLES, Cell
 from pefll.report import mean_and_std
 from pefll.report.runs import MISSING
 from pefll.report.significance import Difference, Pair, paired_bootstrap
@@ -153,10 +154,10 @@ def _pairs(ours: Sequence[Result], theirs: Sequence[Result], group: str) -> list
 
 
 def write_tables(table: Comparison, folder: Path, name: str = "table1") -> list[Path]:
-    """Write the table as Markdown, LaTeX and CSV, and return the paths."""
+    """Write the table as Markdown, LaTeX and CSV to the folder of results, and return the paths."""
     make_folder(folder)
     paths = [folder / f"{name}.{ending}" for ending in ("md", "tex", "csv")]
-    write_whole(paths[0], markdown(table).encode())
+    write_whole(paths[0], (markdown(table) + _searches(table, folder / "tune")).encode())
     write_whole(paths[1], latex(table).encode())
     write_csv(paths[2], rows(table))
     return paths
@@ -229,6 +230,24 @@ def markdown(table: Comparison) -> str:
         lines.append("No baseline has results yet.")
     if table.more:
         lines += ["", "## With more seeds", "", *_more_seeds(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _searches(table: Comparison, tuned: Path) -> str:
+    """Return the part of the page about searches in Markdown; "" without any."""
+    if not tuned.is_dir():
+        return ""
+    methods = {row.method: TITLES[row.method] for row in ROWS}
+    lines = [
+        "",
+        "## Settings that were tried",
+        "",
+        "Number of different settings in `results/tune`, and of training runs if some settings were tried with several "
+        "seeds. A column without a search uses the best settings of the same data with the nearest number of clients. "
+        "Baselines were tried for 1,000 rounds, our methods for 1,000 to 5,000.",
+        "",
+        *searched_lines(methods, table.cells, tuned),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -147,13 +147,10 @@ OURS = tuple(row.name for row in ROWS if row.method.startswith("pefll"))  # ever
 def recipe(method: str, cell: Cell) -> dict[str, Any]:
     """Return the settings of a method in a cell that no search has to choose.
 
-    PeFLL embeds labels with a linear layer on CIFAR-100, and samples with a convolutional network elsewhere. PeFLL+ was
-    not searched on MNIST by writer; it has the learning rates of PeFLL, and the prior of the FEMNIST subset.
+    PeFLL embeds labels with a linear layer on CIFAR-100, and samples with a convolutional network elsewhere.
     """
     if method in ("pefll", "pefll-prior"):
         return {"embedding": "linear" if cell.data == "cifar100" else "convnet"}
-    if (method, cell.data) == ("pefll-plus", "mnist_writers"):
-        return {"client_lr": 5e-4, "server_lr": 5e-4, "tau": 0.25, "epsilon": 0.01}
     return {}
 
 
