@@ -15,11 +15,12 @@ help: ## Show what can be made
 demo: $(READY) ## Compare Local, FedAvg and PeFLL on embedded data, in about a minute
 	@$(BIN)/pefll demo
 
-test: $(READY) $(KERNELS) $(FLOWER) ## Run the tests with coverage
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
+test: $(READY) $(KERNELS) $(FLOWER) ## Run the tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist worksteal
 
-test-all: $(READY) $(KERNELS) $(FLOWER) ## Run all tests, also the slow ones
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+test-all: $(READY) $(KERNELS) $(FLOWER) ## Run all tests, also the slow ones, with coverage
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal \
+	  --cov=pefll --cov-report=term:skip-covered --cov-fail-under=90
 
 test-gpu: $(READY) ## Run the tests of what differs on a GPU, where there is one: kernels, recorded rounds
 	@mkdir -p build
