@@ -361,8 +361,8 @@ class Run:
         A seen client uses what it and the server kept of it in training, such as its head or its embedding.
 
         Args:
-            client: the client's name in the data, as a text; or its number in the federation, if no name in the data
-                is a whole number. An integer may also be a name, if it is not the number of another client.
+            client: the client's name in the data. If no name there is a whole number, an integer is the client's
+                number in the federation.
             federation: as in `evaluate`.
         """
         data = self._data(federation, None, f"model_of({client!r}, federation=...)")
