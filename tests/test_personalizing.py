@@ -100,6 +100,11 @@ def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
     assert not same(models["ann"], models["bob"])
     arrays = run.personalize_each(frame[FEATURES].to_numpy(), frame.label.to_numpy(), frame.user_id.to_numpy())
     assert all(same(arrays[user], model) for user, model in models.items())
+    mine = table([7])
+    (seven,) = run.personalize_each(mine).values()
+    floats = mine.assign(user_id=7.0)  # as in a table with gaps elsewhere
+    assert run.personalize(floats).spec.client == seven.spec.client == "7"
+    assert (seven.predict(floats) == seven.predict(mine)).all()
     numbered = run.personalize_each(table([7, -2]).rename(columns={"user_id": "who"}), client="who")
     assert list(numbered) == [-2, 7]
     with pytest.raises(PefllError) as error:

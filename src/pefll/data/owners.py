@@ -155,7 +155,9 @@ def clients_of(owners: Any, column: str, name: str) -> set[Name]:
             f"which is row {empty[0] + 1:,}; fill them in, or leave this column out if all samples are one client's",
             code="PEFLL-M061",
         )
-    return set(np.asarray(owners).reshape(-1).tolist())
+    values = np.asarray(owners).reshape(-1).tolist()
+    # A column with gaps elsewhere holds floats; client 3.0 is client 3, as in training.
+    return {int(each) if isinstance(each, float) and each.is_integer() else each for each in values}
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:
