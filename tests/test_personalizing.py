@@ -201,6 +201,13 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     assert after["ann"] == before["ann"]
     assert after["bob"] > before["bob"]
     assert not predict_each(folder, frame).errors, "models.json names the new models"
+    ann, una = folder / file_name("ann"), folder / file_name("una")
+    pandas.concat([frame, frame[frame.user_id == "ann"].assign(user_id="una")]).to_csv(data, index=False)
+    assert pefll(*words).code == 0
+    una.write_bytes(ann.read_bytes())  # a model of the same samples, but of another client
+    assert pefll(*words).code == 3
+    assert pefll(*words, "--update").code == 0
+    assert not predict_each(folder, data).errors
     refused(*words[:4], "--update", "--out", tmp_path / "one", match="C642")
 
 
