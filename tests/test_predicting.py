@@ -65,6 +65,10 @@ def test_each_row_gets_its_own_clients_model(models):
     each = [f"probability_{name}" for name in ("blue", "green", "red")]
     assert list(named.columns) == ["user_id", "sample", "predicted", "probability", *each]
     np.testing.assert_array_equal(named[each], found.probabilities)
+    for taken in ("sample", "predicted", "probability", "probability_red"):
+        frame = dataclasses.replace(found, client_column=taken).frame()
+        assert (frame.client == rows.user_id).all(), "no column of predictions replaces that of clients"
+        assert (frame[[taken]] == named[[taken]]).all(axis=None)
     assert found.metrics == {"accuracy": pytest.approx((named.predicted == rows.label).mean())}
     unlabelled = package.predict_each(models, rows.drop(columns="label"))
     assert unlabelled.metrics == {}
