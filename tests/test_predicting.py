@@ -216,6 +216,11 @@ def test_a_model_knows_its_client_and_refuses_the_rows_of_another(pefll, refused
     assert pefll("predict", file, "--data", data, "--any-client").code == 0
     refused("certify", file, "--data", data, match="M058")
     without = model.predict(rows.drop(columns="user_id"))
+    refused("predict", models, "--data", data, "--any-client", match="C643")
+    with pytest.raises(PefllError, match="PEFLL-M058") as error:
+        model.of_client("x" * 10_000_000).predict(rows)
+    assert len(str(error.value)) < 1000
+    assert len(repr(model.of_client("x" * 10_000_000))) < 1000
     spec = dataclasses.replace(model.spec, client=None)  # a file of an earlier version
     np.testing.assert_array_equal(PersonalModel(model.network, spec).predict(rows), without)
 
