@@ -98,6 +98,7 @@ def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
         assert same(model, run.personalize(mine)), "one client's table may have the column, which is no feature"
         assert same(model, run.personalize(mine[[*reversed(FEATURES), "label"]]))
     assert not same(models["ann"], models["bob"])
+    assert run.certify(federation=frame, bounds=False).clients == 3
     arrays = run.personalize_each(frame[FEATURES].to_numpy(), frame.label.to_numpy(), frame.user_id.to_numpy())
     assert all(same(arrays[user], model) for user, model in models.items())
     mine = table([7])

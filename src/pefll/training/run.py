@@ -275,6 +275,8 @@ class Run:
         """
         from pefll.training.certificate import certify
 
+        if federation is not None and is_raw(federation):
+            federation = self.federation_from(federation)
         return certify(self, delta, share, width, federation, bounds, console)
 
     def federation_from(
