@@ -420,7 +420,7 @@ class Run:
         from pefll.training.plotting import check_picture, plot_curves, plot_descriptors
 
         file = arguments.path(out)
-        check_picture(file, what)
+        check_picture(file, arguments.text(what, "the picture", "curves"))
         if what == "curves":
             plot_curves(self.config, self.history, self.summary, file)
             return
