@@ -106,6 +106,10 @@ def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
     floats = mine.assign(user_id=7.0)  # as in a table with gaps elsewhere
     assert run.personalize(floats).spec.client == seven.spec.client == "7"
     assert (seven.predict(floats) == seven.predict(mine)).all()
+    lists = mine.assign(user_id=[["ann"]] * len(mine))
+    assert run.personalize(lists).spec.client == "['ann']"
+    with pytest.raises(PefllError, match="PEFLL-D111"):
+        run.personalize_each(lists)
     numbered = run.personalize_each(table([7, -2]).rename(columns={"user_id": "who"}), client="who")
     assert list(numbered) == [-2, 7]
     with pytest.raises(PefllError) as error:
