@@ -17,7 +17,7 @@ from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
 from pefll.data.owners import find_owners
 from pefll.runs import modelfile
-from pefll.runs.model_folder import INDEX, file_name
+from pefll.runs.model_folder import INDEX, file_name, held
 from pefll.runs.personal import PersonalModel
 from pefll.training import fitting
 from pefll.training.personalizing import write_each
@@ -206,6 +206,10 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     assert after["ann"] == before["ann"]
     assert after["bob"] > before["bob"]
     assert not predict_each(folder, frame).errors, "models.json names the new models"
+    listed = (folder / INDEX).read_bytes()
+    with held(folder):
+        refused(*words, "--update", match="M065")
+    assert (folder / INDEX).read_bytes() == listed
     ann, una = folder / file_name("ann"), folder / file_name("una")
     pandas.concat([frame, frame[frame.user_id == "ann"].assign(user_id="una")]).to_csv(data, index=False)
     assert pefll(*words).code == 0

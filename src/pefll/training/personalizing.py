@@ -17,7 +17,7 @@ from pefll.core.progress import Monitor, monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
-from pefll.runs.model_folder import INDEX, file_name, read_index
+from pefll.runs.model_folder import INDEX, file_name, held, read_index
 from pefll.runs.modelfile import DAMAGED, read_header, read_tensors
 from pefll.runs.personal import PersonalModel
 from pefll.training.run import Run
@@ -62,6 +62,13 @@ def write_each(
         console: shows progress; None for silence.
     """
     make_folder(folder, private=True)
+    with held(folder):
+        return _write_models(run, owned, folder, force, update, console)
+
+
+def _write_models(
+    run: Run, owned: Sequence[Owned], folder: Path, force: bool, update: bool, console: Console | None
+) -> Written:
     origin = _origin(run)
     made, kept, errors, index, ended = [], [], {}, [], False
     try:
