@@ -48,9 +48,11 @@ def test_a_run_certifies_itself(trained, federation):
     tenths = math.floor(1000 * found["mean-betting"].bound)
     assert found.headline == f"expected accuracy of a new client at least {tenths / 10}% with confidence 90%"
     assert found.clients == 10
-    assert str(found).startswith(f"The expected accuracy of a new client is at least {tenths / 10}%, with confidence")
+    assert str(found).startswith("With confidence 90%: The expected accuracy of a new client is at least ")
     assert len(str(found)) < 320
     assert len(repr(found)) < 400
+    assert str(found["mean-betting"]._replace(bound=0.0)).endswith("This bound says nothing.")
+    assert str(found["theorem-3.2-unequal"]).count("says nothing") == 1
     page = " ".join(found.page().split())
     assert all(" ".join(words.split()[:3]) in page for words in (*found.assumptions, *found.notes))
     assert run.summary["certificate"] == found.to_json()

@@ -119,13 +119,22 @@ def test_clients_are_numbers_or_names(run):
 
 
 def test_an_integer_is_never_another_client_by_mistake(run):
-    """Names first, as in `unseen_clients`; a number in the federation only if it cannot be meant as a name."""
-    ids = dataclasses.replace(run.federation, names=(), keys=np.array([0, 2, 1, 33, 4, 5, 6, 7]))
-    for who, client in ((33, 3), ("33", 3), (0, 0), ("2", 1), ("1", 2)):
-        assert set(run.predictions(who, "train", ids).client) == {client}
-    for wrong, code in ((1, "T632"), ([0, np.int64(2)], "T632"), (3, "T625"), ("3", "T625"), (-1, "T625")):
-        with pytest.raises(pefll.PefllError, match=f"PEFLL-{code}"):
-            run.predictions(wrong, "train", ids)
+    """It is a name, as in `unseen_clients`, where any client's name is a whole number."""
+    ids = dataclasses.replace(run.federation, names=(), keys=np.array([0, 2, 1, 33, -4, 5, 6, 7]))
+    some = dataclasses.replace(run.federation, names=("ann", "0", "2", "1.5", "007", "eve", "bob", "tom"))
+    for federation, who, clients in (
+        *((ids, who, [3]) for who in (33, "33", np.int64(33))),
+        *((ids, who, [1, 2]) for who in ([2, 1], ["2", "1"], np.array([2, 1]))),
+        (ids, -4, [4]),
+        (some, [0, 2], [1, 2]),
+    ):
+        assert dict.fromkeys(run.predictions(who, "train", federation).client) == dict.fromkeys(clients)
+    for federation, wrong in ((ids, 3), (ids, "3"), (ids, -1), (some, 4), (some, 7)):
+        with pytest.raises(pefll.PefllError, match="PEFLL-T625"):
+            run.predictions(wrong, "train", federation)
+    for wrong in (3, -1):
+        with pytest.raises(pefll.PefllError, match=r"federation\.name_of"):
+            run.model_of(wrong, ids)
 
 
 def test_frames(run, monkeypatch):

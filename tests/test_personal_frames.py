@@ -14,6 +14,7 @@ from torch import nn
 
 import pefll
 from pefll.core.errors import PefllError
+from pefll.data.missing_labels import as_names
 from pefll.models.spec import ModelSpec
 from pefll.runs.personal import PersonalModel
 
@@ -161,6 +162,8 @@ def test_labels_of_another_type_are_matched_by_name_or_refused(frame):
             with pytest.raises(PefllError) as error:
                 run.personalize(with_labels(*wrong, mine))
             assert error.value.code == "PEFLL-D108"
+    mixed = np.array([True, np.True_, np.int64(2), np.float32(3), None, "x"], dtype=object)
+    assert as_names(mixed).tolist() == ["True", "True", "2", "3", None, "x"]
 
 
 def test_metrics_count_the_samples_that_have_a_label(model, frame):

@@ -17,7 +17,7 @@ from pefll.core.files import safe_file_name
 from pefll.data import federation_from_frame
 from pefll.data.owners import find_owners
 from pefll.runs import modelfile
-from pefll.runs.model_folder import INDEX, file_name
+from pefll.runs.model_folder import INDEX, file_name, held
 from pefll.runs.personal import PersonalModel
 from pefll.training import fitting
 from pefll.training.personalizing import write_each
@@ -98,8 +98,18 @@ def test_a_table_of_several_clients_is_refused_or_each_gets_a_model(trained):
         assert same(model, run.personalize(mine)), "one client's table may have the column, which is no feature"
         assert same(model, run.personalize(mine[[*reversed(FEATURES), "label"]]))
     assert not same(models["ann"], models["bob"])
+    assert run.certify(federation=frame, bounds=False).clients == 3
     arrays = run.personalize_each(frame[FEATURES].to_numpy(), frame.label.to_numpy(), frame.user_id.to_numpy())
     assert all(same(arrays[user], model) for user, model in models.items())
+    mine = table([7])
+    (seven,) = run.personalize_each(mine).values()
+    floats = mine.assign(user_id=7.0)  # as in a table with gaps elsewhere
+    assert run.personalize(floats).spec.client == seven.spec.client == "7"
+    assert (seven.predict(floats) == seven.predict(mine)).all()
+    lists = mine.assign(user_id=[["ann"]] * len(mine))
+    assert run.personalize(lists).spec.client == "['ann']"
+    with pytest.raises(PefllError, match="PEFLL-D111"):
+        run.personalize_each(lists)
     numbered = run.personalize_each(table([7, -2]).rename(columns={"user_id": "who"}), client="who")
     assert list(numbered) == [-2, 7]
     with pytest.raises(PefllError) as error:
@@ -196,6 +206,17 @@ def test_models_of_other_samples_are_not_taken_for_these(pefll, refused, by_comm
     assert after["ann"] == before["ann"]
     assert after["bob"] > before["bob"]
     assert not predict_each(folder, frame).errors, "models.json names the new models"
+    listed = (folder / INDEX).read_bytes()
+    with held(folder):
+        refused(*words, "--update", match="M065")
+    assert (folder / INDEX).read_bytes() == listed
+    ann, una = folder / file_name("ann"), folder / file_name("una")
+    pandas.concat([frame, frame[frame.user_id == "ann"].assign(user_id="una")]).to_csv(data, index=False)
+    assert pefll(*words).code == 0
+    una.write_bytes(ann.read_bytes())  # a model of the same samples, but of another client
+    assert pefll(*words).code == 3
+    assert pefll(*words, "--update").code == 0
+    assert not predict_each(folder, data).errors
     refused(*words[:4], "--update", "--out", tmp_path / "one", match="C642")
 
 

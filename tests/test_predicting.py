@@ -65,6 +65,10 @@ def test_each_row_gets_its_own_clients_model(models):
     each = [f"probability_{name}" for name in ("blue", "green", "red")]
     assert list(named.columns) == ["user_id", "sample", "predicted", "probability", *each]
     np.testing.assert_array_equal(named[each], found.probabilities)
+    for taken in ("sample", "predicted", "probability", "probability_red"):
+        frame = dataclasses.replace(found, client_column=taken).frame()
+        assert (frame.client == rows.user_id).all(), "no column of predictions replaces that of clients"
+        assert (frame[[taken]] == named[[taken]]).all(axis=None)
     assert found.metrics == {"accuracy": pytest.approx((named.predicted == rows.label).mean())}
     unlabelled = package.predict_each(models, rows.drop(columns="label"))
     assert unlabelled.metrics == {}
@@ -212,6 +216,11 @@ def test_a_model_knows_its_client_and_refuses_the_rows_of_another(pefll, refused
     assert pefll("predict", file, "--data", data, "--any-client").code == 0
     refused("certify", file, "--data", data, match="M058")
     without = model.predict(rows.drop(columns="user_id"))
+    refused("predict", models, "--data", data, "--any-client", match="C643")
+    with pytest.raises(PefllError, match="PEFLL-M058") as error:
+        model.of_client("x" * 10_000_000).predict(rows)
+    assert len(str(error.value)) < 1000
+    assert len(repr(model.of_client("x" * 10_000_000))) < 1000
     spec = dataclasses.replace(model.spec, client=None)  # a file of an earlier version
     np.testing.assert_array_equal(PersonalModel(model.network, spec).predict(rows), without)
 

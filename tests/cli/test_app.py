@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
+from pefll.cli.console import noting
 from pefll.methods import METHODS
 from pefll.runs.titles import TITLES, title_of
 from pefll.training import fitting, run
@@ -148,3 +150,13 @@ def test_a_command_uses_one_thread_unless_the_user_says_otherwise(variable, thre
     environment |= {"OMP_NUM_THREADS": variable} if variable else {}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert ended.stdout.split()[-1] == threads
+
+
+def test_notes_are_about_the_users_data(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # as Python does by default
+        with noting():
+            warnings.warn("from another library", DeprecationWarning, stacklevel=1)
+            for _ in range(2):
+                warnings.warn("check the units", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "note: check the units\n"

@@ -462,6 +462,12 @@ def test_which_values_are_far_from_those_of_training(mean, deviation, values, se
     assert not ColumnPlan("mass", "boolean", mean=0.001, deviation=0.001).far_off(np.array(values), several)
 
 
+def test_days_beyond_the_calendar_are_far_off():
+    """A column may hold the year 200000, and a stranger's plan any mean."""
+    for mean, day in ((18_000.0, 7e7), (1e30, 0.0), (-1e9, 18_000.0)):
+        assert "days after 1970" in ColumnPlan("paid", "date", mean=mean).far_off(np.array([day]), False)
+
+
 @pytest.mark.parametrize("name", ["user_id", "userId", "CLIENTID", "id", "shop id", "customer"])
 def test_a_forgotten_column_of_clients_gets_a_note(name):
     frame = {name: [7, 7, 8, 9], "age": [1, 2, 3, 4], "paid": [1, 2, 3, 4], "y": [0, 1, 0, 1]}

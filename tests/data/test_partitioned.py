@@ -149,6 +149,11 @@ def test_a_partitioner_of_images_and_of_columns():
     assert made.name_of(3) == "2"
     assert set(made.x[made.indices(3)][:, 0, 0, 0].tolist()) <= {2, 6, 10, 14, 18}
     assert made.normalise is not None
+    holes = Partitioner(img=images, label=["no", None, "yes", "no"] * 5)
+    with pytest.warns(UserWarning, match="5 rows of 20 without a label"):
+        made = pefll.federation_from_partitioner(holes, features="img", missing="drop-unlabelled", unseen=0.0)
+    whole = np.concatenate([np.arange(20)[part::4] for part in range(4)])
+    assert made.x[:, 0, 0, 0].tolist() == whole[made.row].tolist()
     words = Partitioner(age=1e3 * np.arange(20), city=["Ulm", "Graz"] * 10, label=Y)
     made = pefll.federation_from_partitioner(words)
     assert made.table.input_names == ("age", "city=Graz", "city=Ulm")

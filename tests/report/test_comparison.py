@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -18,6 +19,8 @@ import pefll
 from pefll.core.errors import PefllError
 from pefll.report import compare, show
 from pefll.report.comparison import Column
+from pefll.report.pairs import sums_of
+from pefll.report.runs import read_runs
 from pefll.report.significance import Pair, sign_flip_test
 from pefll.runs.record import RunFolder
 
@@ -169,6 +172,11 @@ def test_errors_that_add_up_over_clients_have_a_paired_test(make_run: MakeRun) -
     assert "There is no paired test for r2." in found.note
     record = next(one for one in found.records() if one["measure"] == "rmse" and not one["best"])
     assert 0 < record["low"] <= record["behind_best"] <= record["high"]
+    (stored,) = read_runs([folder])
+    assert sums_of(stored, "seen", "rmse")
+    for wrong in ({"samples": [2**62] * 7}, {"rmse": [math.inf] * 7}, {"rmse": [1e308] * 7}, {"samples": [-1] * 7}):
+        summary = (stored.summary or {}) | {"client_metrics": {"seen": of_client | wrong}}
+        assert sums_of(dataclasses.replace(stored, summary=summary), "seen", "rmse") is None
 
 
 def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> None:

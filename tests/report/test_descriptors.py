@@ -194,6 +194,8 @@ def test_a_run_in_python_draws_the_pictures_of_its_folder(tmp_path: Path) -> Non
         assert (tmp_path / f"{mine}.png").read_bytes() == (tmp_path / f"{drawn}.png").read_bytes()
     with pytest.raises(PefllError, match="PEFLL-A101"):
         run.plot(tmp_path / "a.png", "losses")
+    with pytest.raises(PefllError, match="PEFLL-A008"):
+        run.plot(tmp_path / "a.png", None)  # type: ignore[arg-type]
     with pytest.raises(PefllError, match="PEFLL-O009"):
         run.plot(tmp_path / "a.bmp")
     with pytest.raises(PefllError, match="PEFLL-T635"):

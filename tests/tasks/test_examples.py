@@ -85,9 +85,12 @@ def test_the_command_line_sets_the_parameter_of_the_loss_of_the_page(monkeypatch
     for call in ("mine:GCE(q=0.4)", "mine:GCE( q=0.4, class_weights=[1, 2.5] )", "mine:GCE(q=0.4,label_smoothing=0)"):
         assert labels_for(call) == "classes"
         assert name_of(task_of(call)) == "mine:GCE" + " class_weights=1.0,2.5" * ("[" in call) + " q=0.4"
-    for wrong, code in (("mine:GCE(0.4, focal=2)", "A113"), ("mine:GCE(q=0.4, focal", "A113"), ("GCE(q=0)", "A101")):
-        with pytest.raises(pefll.PefllError, match=f"PEFLL-{code}"):
+    deep = f"mine:GCE(q={'not ' * 2000}1)"
+    for wrong in ("mine:GCE(0.4, focal=2)", "mine:GCE(q=0.4, focal", "mine:GCE(q=0.4)(focal=2)", deep):
+        with pytest.raises(pefll.PefllError, match="PEFLL-A113"):
             task_of(wrong)
+    with pytest.raises(pefll.PefllError, match="PEFLL-A101"):
+        task_of("GCE(q=0)")
     scores = torch.tensor([[1.0, 0.0], [-200.0, 200.0]], requires_grad=True)
     losses = found.loss(scores, torch.tensor([0, 0]))
     losses.sum().backward()

@@ -35,9 +35,12 @@ class _Harmless(Console):
 
 @contextmanager
 def noting() -> Iterator[None]:
-    """Inside the block, warnings are kept; at its end, each is printed once as a note."""
+    """Inside the block, warnings to users are kept; at its end, each is printed once as a note.
+
+    Warnings to developers, such as another library's DeprecationWarning, follow the usual filters.
+    """
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)
         try:
             yield
         finally:

@@ -230,7 +230,7 @@ def personalize(
         personal = personal.of_client(name)
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
-    whose = "".join(f" of client {name!r}" for name in names)
+    whose = f" of client {personal.spec.client!r}" if names else ""
     say(out, f"{target}: a personal {trained.model_spec.model}{whose} from {counted(len(x), 'sample')}")
     if y is not None and not trained.model_spec.classes:
         say(out, f"On the samples it was made from: {_metrics_text(personal.metrics(x, y), personal.task)}.")
@@ -349,6 +349,12 @@ def predict(
     """
     check_free(target, "--out", force)
     if model.is_dir():
+        if any_client:
+            raise PefllError(
+                "--any-client is about one model, but a folder has a model for each client; leave it out, or name a "
+                "file in the folder",
+                code="PEFLL-C643",
+            )
         predict_folder(model, data, target, client_column, label, architecture, task, each_class)
         return
     with noting():

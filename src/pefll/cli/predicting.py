@@ -11,7 +11,7 @@ from pefll.core import files
 from pefll.core.progress import say
 from pefll.core.wording import counted
 from pefll.data.samples import Array
-from pefll.runs.prediction_columns import probability_columns
+from pefll.runs.prediction_columns import client_column, probability_columns
 from pefll.runs.record import figure_text
 from pefll.training.predicting import EachPredictions, predictions_each, without_predictions
 
@@ -76,7 +76,7 @@ def _rows(found: EachPredictions, most: int, each_class: bool | None) -> Iterato
     else:
         rows = _other_cells(found, most)
     for place, row in enumerate(rows):
-        column = found.client_column if found.client_column not in ("sample", *row) else "client"
+        column = client_column(found.client_column, ("sample", *row))
         yield {column: found.client[place], "sample": int(found.sample[place])} | row
 
 

@@ -162,9 +162,12 @@ def column_plan_of(row: Any) -> ColumnPlan:
     return ColumnPlan(**row | {"values": tuple(row["values"])})
 
 
-def _day(days: float) -> datetime.date:
-    """Return the date that is this many days after the start of 1970."""
-    return datetime.date(1970, 1, 1) + datetime.timedelta(days=days)
+def _day(days: float) -> str:
+    """Return the date that is this many days after the start of 1970; their number for years beyond 1 to 9999."""
+    try:
+        return str(datetime.date(1970, 1, 1) + datetime.timedelta(days=days))
+    except OverflowError:
+        return f"{days:.3g} days after 1970"
 
 
 def _calendar_parts(hours: bool) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pefll.core.arguments import plain
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted
 from pefll.data.arrays import as_array, check_whole
@@ -66,9 +67,9 @@ def as_names(y: Array) -> Array:
     """Return labels [N] of a table as texts, with None for missing ones: 1.0 is "1", because gaps make floats."""
     if y.dtype.kind not in "biufO":
         return y
-    values = [None if is_missing(value) else value for value in y.tolist()]
-    plain = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
-    return np.array([str(value) if isinstance(value, int | float) else value for value in plain], dtype=object)
+    values = [None if is_missing(value) else plain(value) for value in y.tolist()]
+    whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
+    return np.array([str(value) if isinstance(value, int | float) else value for value in whole], dtype=object)
 
 
 def check_all_labelled(y: Array, column: str, name: str) -> None:

@@ -101,7 +101,7 @@ def rows_of_frame(
     if client is None:
         raise no_clients(name, f"column {columns.client!r}")
     frames.check_owners(client, columns.client, name)
-    several = len(set(np.asarray(client)[:: max(1, len(client) // 20_000)].tolist())) >= _SEVERAL
+    several = len(set(map(str, np.asarray(client)[:: max(1, len(client) // 20_000)].tolist()))) >= _SEVERAL
     features = features_in(frame, columns, name)
     x = frames.inputs_of(frame, features, columns.plan, name, tokens=tokens, bad=bad, several=several)
     split = None if SPLIT in columns.features else frames.find_column(frame, SPLIT, name)
@@ -155,7 +155,14 @@ def clients_of(owners: Any, column: str, name: str) -> set[Name]:
             f"which is row {empty[0] + 1:,}; fill them in, or leave this column out if all samples are one client's",
             code="PEFLL-M061",
         )
-    return set(np.asarray(owners).reshape(-1).tolist())
+    return set(map(_name_in, np.asarray(owners).reshape(-1).tolist()))
+
+
+def _name_in(cell: Any) -> Name:
+    """Return the client's name in a cell: client 3.0 is client 3, because a column with gaps elsewhere holds floats."""
+    if isinstance(cell, float) and cell.is_integer():
+        return int(cell)
+    return cell if isinstance(cell, int | str) else str(cell)
 
 
 def features_in(frame: Any, columns: Columns, name: str) -> Sequence[str]:

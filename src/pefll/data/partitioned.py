@@ -89,7 +89,8 @@ def federation_from_partitioner(
         samples = samples_from_arrays(
             x, y, client, split, classes, name, tokens=tokens, labels=labels, label_names=special
         )
-        samples = replace(samples, label_column=label, unlabelled=int((~there).sum()))
+        row = None if there.all() else np.flatnonzero(there)
+        samples = replace(samples, label_column=label, unlabelled=int((~there).sum()), row=row)
     else:
         if several := next((each for each in chosen if whole[each].ndim > 1), None):
             raise PefllError(

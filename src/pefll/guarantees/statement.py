@@ -36,8 +36,8 @@ class Statement(NamedTuple):
     terms: Mapping[str, float] = {}
 
     def __str__(self) -> str:
-        sentence = f"{self.promise.removesuffix('.')}, with confidence {round(100 * self.confidence, 6):g}%"
-        return f"{sentence}. This bound says nothing." if self.vacuous else f"{sentence}."
+        nothing = " This bound says nothing." if self.vacuous and "says nothing" not in self.promise else ""
+        return f"With confidence {round(100 * self.confidence, 6):g}%: {self.promise}{nothing}"
 
     @property
     def vacuous(self) -> bool:

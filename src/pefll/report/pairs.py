@@ -97,4 +97,5 @@ def _arrays(figures: Any, name: str) -> tuple[Counts, Floats] | None:
     except (ValueError, TypeError, OverflowError):
         return None
     fits = samples.ndim == 1 and samples.shape == values.shape and samples.min(initial=0) >= 0 and samples.any()
-    return (samples, values) if fits else None
+    # A stranger may have written the summary: sums must not overflow.
+    return (samples, values) if fits and samples.sum(dtype=float) < 1 << 53 and not np.isinf(values).any() else None

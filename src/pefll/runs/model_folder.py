@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pefll.core import locking
 from pefll.core.errors import PefllError
 from pefll.core.files import read_json, safe_file_name
 from pefll.data.owners import Name
@@ -17,6 +21,29 @@ ENDING = ".safetensors"
 def file_name(client: Name) -> str:
     """Return the file name of a client's model: safe on every system, and different for every client."""
     return safe_file_name(str(client)) + ENDING
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Lock a folder inside the block, where the system can; PefllError if another process makes models in it."""
+    handle = -1
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        locking.lock(handle, wait=False)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise PefllError(
+            f"another process makes models in {folder}; wait for it, or stop it with Ctrl-C first", code="PEFLL-M065"
+        ) from error
+    except OSError:  # Windows, or a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        if handle >= 0:
+            with suppress(OSError):  # closing is not enough: forked processes may have copies of the handle
+                locking.unlock(handle)
+            os.close(handle)
 
 
 def read_index(folder: Path) -> dict[str, Any]:

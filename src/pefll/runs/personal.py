@@ -45,6 +45,7 @@ from pefll.tasks.sums import check_bounds, figures_of, layout_of, rows_of
 Array = npt.NDArray[Any]
 # A file may have any of these types for a floating-point weight. Other weights must have the architecture's type.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_LONGEST_SHOWN = 80  # characters of a client's name, which a stranger may have written
 
 
 class PersonalModel(nn.Module):
@@ -232,7 +233,7 @@ class PersonalModel(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what the model's text says beside its layers: its client, and the certificate of its run."""
-        client = "" if self.spec.client is None else f"client: {self.spec.client!r}"
+        client = "" if self.spec.client is None else f"client: {self.spec.client[:_LONGEST_SHOWN]!r}"
         certificate = f"certificate: {self.spec.certificate}" if self.spec.certificate else ""
         return "\n".join(filter(None, (client, certificate)))
 
@@ -522,9 +523,10 @@ def check_client(spec: ModelSpec, column: str, client: Name, where: str, anyway:
     """
     if spec.client in (None, str(client)):
         return
+    mine, other = (str(name)[:_LONGEST_SHOWN] for name in (spec.client, client))
     raise PefllError(
-        f"{where} holds the samples of client {str(client)!r}, by its column {column!r}, but this is the model of "
-        f"client {spec.client!r}; give the samples of {spec.client!r}, or {anyway}",
+        f"{where} holds the samples of client {other!r}, by its column {column!r}, but this is the model of client "
+        f"{mine!r}; give the samples of {mine!r}, or {anyway}",
         code="PEFLL-M058",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,11 @@ def data_frame(content: Any, index: Any = None) -> Any:
     except ImportError as error:
         raise PefllError("a data frame needs pandas: pip install pandas", code="PEFLL-T627") from error
     return pandas.DataFrame(content, index=index)
+
+
+def client_column(name: str, others: Collection[str]) -> str:
+    """Return the name of the column of clients: `name`, or "client" if another column has that name."""
+    return "client" if name in others else name
 
 
 def named(labels: Array, names: Sequence[str]) -> Any:

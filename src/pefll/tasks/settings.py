@@ -135,11 +135,13 @@ def words_of(text: str) -> list[str]:
     one_word = ["".join(text.split())]
     try:
         call = ast.parse(f"f({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            return one_word  # whoever looks for the name says what to write
+        if not all(each.arg for each in call.keywords):
+            return one_word
+        return [name.strip(), *(f"{each.arg}={_written(each.value)}" for each in call.keywords)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return one_word  # whoever looks for the name says what to write
-    if not isinstance(call, ast.Call) or call.args or not all(each.arg for each in call.keywords):
         return one_word
-    return [name.strip(), *(f"{each.arg}={_written(each.value)}" for each in call.keywords)]
 
 
 def _written(value: ast.expr) -> str:

@@ -75,9 +75,8 @@ class Certificate:
         first, others = self.statements[0], len(self.statements) - 1
         measured = f" Measured: {first.measured:.1%}, mean of {counted(self.clients, 'unseen client')}."
         return (
-            f"{first}{measured if self.clients else ''} This has {counted(len(self.assumptions), 'assumption')}; "
-            f"print(certificate.page()) shows all, {counted(others, 'other statement')} and "
-            f"{counted(len(self.notes), 'note')}."
+            f"{first}{measured if self.clients else ''} print(certificate.page()) shows what this assumes, "
+            f"{counted(others, 'other statement')} and {counted(len(self.notes), 'note')}."
         )
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from pefll.runs.personal import PersonalModel
 from pefll.runs.prediction_columns import data_frame, named, probability_columns
 
 Array = npt.NDArray[Any]
+_WHOLE_NUMBER = re.compile("-?[0-9]+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,43 +177,40 @@ def predictions_of(
 def numbers_of(federation: Federation, clients: Any) -> list[int]:
     """Return the numbers of clients: of one client, of a list of clients, or of all for None.
 
-    A text is a client's name in the data. So is an integer if the data names clients by whole numbers; otherwise, it is
-    a client's number in the federation. An integer that is the name of one client and the number of another is refused.
+    A text is a client's name in the data. So is an integer, if the name of any client is a whole number. Otherwise, an
+    integer is a client's number in the federation.
     """
     if clients is None:
         return list(range(federation.num_clients))
     listed = [clients] if isinstance(clients, str) or not hasattr(clients, "__iter__") else list(clients)
     names = {federation.name_of(one): one for one in range(federation.num_clients)} if listed else {}
-    return [_number_of(federation, one, names) for one in listed]
+    has_numbers = any(map(_WHOLE_NUMBER.fullmatch, names))
+    return [_number_of(federation, one, names, has_numbers) for one in listed]
 
 
-def _number_of(federation: Federation, client: Any, names: dict[str, int]) -> int:
+def _number_of(federation: Federation, client: Any, names: dict[str, int], has_numbers: bool) -> int:
+    """Return the number of a client; `has_numbers` says whether any of the `names` is a whole number."""
     if isinstance(client, str):
-        if client not in names:
-            raise _no_such_name(federation, client, names)
-        return names[client]
+        found, known = names.get(client), f"clients are called {first_few(names)}"
+    else:
+        client = _integer(client)
+        if has_numbers:
+            found = names.get(str(client))
+            known = f"clients are called {first_few(names)}; federation.name_of(number) gives the name of a number"
+        else:
+            found = client if 0 <= client < federation.num_clients else None
+            known = f"clients are called {first_few(names)}, or have the numbers 0..{federation.num_clients - 1}"
+    if found is None:
+        raise PefllError(f"{federation.name} has no client {client!r}; its {known}", code="PEFLL-T625")
+    return found
+
+
+def _integer(client: Any) -> int:
     given: Any = None if isinstance(client, bool) else client
     try:
-        number = operator.index(given)
+        return operator.index(given)
     except TypeError as error:
         raise PefllError(
             f"the client is {shown(client)}; give its name as a text, or its number in the federation",
             code="PEFLL-T625",
         ) from error
-    there, named = 0 <= number < federation.num_clients, names.get(str(number))
-    if there and named not in (None, number):
-        other = federation.name_of(number)
-        raise PefllError(
-            f"{federation.name}: {number} is the name of one client, and the number in the federation of another one, "
-            f"called {other}; give a name as a text: {str(number)!r} or {other!r}",
-            code="PEFLL-T632",
-        )
-    if named is None and (not there or any(name.isdecimal() for name in names)):
-        raise _no_such_name(federation, number, names)
-    return number if named is None else named
-
-
-def _no_such_name(federation: Federation, client: int | str, names: dict[str, int]) -> PefllError:
-    return PefllError(
-        f"{federation.name} has no client {client!r}; its clients are called {first_few(names)}", code="PEFLL-T625"
-    )

@@ -17,7 +17,7 @@ from pefll.core.progress import Monitor, monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
-from pefll.runs.model_folder import INDEX, file_name, read_index
+from pefll.runs.model_folder import INDEX, file_name, held, read_index
 from pefll.runs.modelfile import DAMAGED, read_header, read_tensors
 from pefll.runs.personal import PersonalModel
 from pefll.training.run import Run
@@ -62,6 +62,13 @@ def write_each(
         console: shows progress; None for silence.
     """
     make_folder(folder, private=True)
+    with held(folder):
+        return _write_models(run, owned, folder, force, update, console)
+
+
+def _write_models(
+    run: Run, owned: Sequence[Owned], folder: Path, force: bool, update: bool, console: Console | None
+) -> Written:
     origin = _origin(run)
     made, kept, errors, index, ended = [], [], {}, [], False
     try:
@@ -72,7 +79,7 @@ def write_each(
                     if one.fault:
                         raise one.fault
                     source = _source(origin, one)
-                    if not force and path.exists() and _is_made(path, source, update, watch):
+                    if not force and path.exists() and _is_made(path, one.client, source, update, watch):
                         kept.append(one.client)
                     else:
                         model = run.personalize(one.x, one.y)
@@ -160,8 +167,8 @@ def _source(origin: Callable[[], Any], one: Owned) -> str:
     return str(digest.hexdigest())
 
 
-def _is_made(path: Path, source: str, update: bool, watch: Monitor) -> bool:
-    """Return whether a file holds the model with the hash `source`; a damaged file is set aside.
+def _is_made(path: Path, client: Name, source: str, update: bool, watch: Monitor) -> bool:
+    """Return whether a file holds the client's model with the hash `source`; a damaged file is set aside.
 
     Raises:
         PefllError: if the file cannot be read, or is of another run or other samples and `update` is false.
@@ -174,10 +181,12 @@ def _is_made(path: Path, source: str, update: bool, watch: Monitor) -> bool:
             raise
         watch.say(f"{error.args[0]}; it is kept as {set_aside(path).name} and made again")
         return False
-    if header.spec.made_from != source and not update:
+    # Clients with the same samples have the same hash. Files of earlier versions do not name the client.
+    is_made = header.spec.made_from == source and header.spec.client in (None, str(client))
+    if not is_made and not update:
         raise PefllError(
             f"{path} exists and was made by another run or from other samples; replace such models with "
             f"{argument('update', True)}",
             code="PEFLL-M040",
         )
-    return header.spec.made_from == source
+    return is_made

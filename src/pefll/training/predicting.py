@@ -30,7 +30,7 @@ from pefll.models.spec import ModelSpec
 from pefll.runs.model_folder import ModelFile, files_of
 from pefll.runs.modelfile import read_header
 from pefll.runs.personal import PersonalModel, metrics_of, predicted_with_probabilities
-from pefll.runs.prediction_columns import data_frame, named, probability_columns
+from pefll.runs.prediction_columns import client_column, data_frame, named, probability_columns
 from pefll.tasks import Task
 
 
@@ -76,13 +76,13 @@ class EachPredictions:
 
         Its index is that of the given data frame, or else the row in the table from 0. Classes have their names. The
         probability is that of the predicted class; for sets, those of all members. Up to 20 classes also have a column
-        each, such as `probability_yes`.
+        each, such as `probability_yes`. If the client's column has the name of another one, it is called `client`.
         """
         classes = self.class_names if self.labels == "classes" else ()
-        columns: dict[str, Any] = {self.client_column: self.client, "sample": self.sample}
-        columns["predicted"] = named(self.predicted, classes)
+        columns: dict[str, Any] = {"sample": self.sample, "predicted": named(self.predicted, classes)}
         columns |= probability_columns(self.probabilities, self.predicted, classes)
-        return data_frame(columns, self.sample if self.index is None else self.index[self.sample])
+        of_clients = {client_column(self.client_column, columns): self.client}
+        return data_frame(of_clients | columns, self.sample if self.index is None else self.index[self.sample])
 
 
 def predict_each(

@@ -275,6 +275,8 @@ class Run:
         """
         from pefll.training.certificate import certify
 
+        if federation is not None and is_raw(federation):
+            federation = self.federation_from(federation)
         return certify(self, delta, share, width, federation, bounds, console)
 
     def federation_from(
@@ -361,8 +363,8 @@ class Run:
         A seen client uses what it and the server kept of it in training, such as its head or its embedding.
 
         Args:
-            client: the client's name in the data, as a text; or its number in the federation, if no name in the data
-                is a whole number. An integer may also be a name, if it is not the number of another client.
+            client: the client's name in the data. If no name there is a whole number, an integer is the client's
+                number in the federation.
             federation: as in `evaluate`.
         """
         data = self._data(federation, None, f"model_of({client!r}, federation=...)")
@@ -418,7 +420,7 @@ class Run:
         from pefll.training.plotting import check_picture, plot_curves, plot_descriptors
 
         file = arguments.path(out)
-        check_picture(file, what)
+        check_picture(file, arguments.text(what, "the picture", "curves"))
         if what == "curves":
             plot_curves(self.config, self.history, self.summary, file)
             return
