@@ -117,7 +117,7 @@ NAN[7, 1] = np.nan
         ({"y": Y - 1}, r"label -1.*PEFLL-D138"),
         ({"feature_names": ["a"]}, r"\b1 feature name.*\b2\b.*PEFLL-D141"),
         ({"y": Y * 10**9}, r"2,000,000,000.*\b12 samples.*PEFLL-D101"),
-        ({"y": Y > 0}, r"\bbool\b.*PEFLL-D114"),
+        ({"y": np.array(["2024"] * 12, dtype="M8[Y]")}, r"\bdatetime64.*PEFLL-D114"),
         ({"y": X, "labels": "classes"}, "PEFLL-D110"),
         ({"y": np.zeros((12, 2, 2))}, "PEFLL-D504"),
         ({"y": np.array([["a", "b"]] * 12), "labels": "sets"}, "PEFLL-D504"),

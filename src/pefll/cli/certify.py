@@ -15,7 +15,7 @@ from pefll.core.errors import PefllError
 from pefll.core.files import check_folder, make_folder, write_json, write_whole
 from pefll.core.progress import say
 from pefll.core.wording import counted
-from pefll.data.missing_labels import has_label, without_gaps
+from pefll.data.missing_labels import has_label
 from pefll.guarantees.binomial import least_samples
 from pefll.guarantees.held_out import at_least, percent
 from pefll.guarantees.intervals import checked_delta, checked_share
@@ -249,10 +249,7 @@ def _certify_model(
         return
     label = label or label_in_training(data, personal.spec.label_column)
     x, y = samples_of_client(data, label, personal.spec, "leave this column out to use this model", alone=True)
-    if y is not None:
-        there = has_label(y)
-        x, y = x[there], without_gaps(y[there])
-    if y is None or not len(y):
+    if y is None or not has_label(y).any():
         raise PefllError(
             f"{data} has no labelled sample; add labels, or name their column with --label", code="PEFLL-G147"
         )

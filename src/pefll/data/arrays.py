@@ -14,7 +14,7 @@ from pefll.core.wording import counted, either, first_few
 from pefll.data.dates import is_date
 from pefll.data.label_advice import advice, described, many_numbers
 from pefll.data.raw_columns import DATE, NUMBER, has_commas, is_missing, is_number, read_column
-from pefll.data.samples import SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
+from pefll.data.samples import BOOLEANS, SPLITS, TEST, TRAIN, VALIDATION, Array, Samples, for_classes, for_numbers
 
 # Words for the three splits in users' files.
 _SPLIT_WORDS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION}
@@ -46,8 +46,8 @@ def samples_from_arrays(
 
     Args:
         x: [N, ...] numbers, see `inputs`.
-        y: labels. Classes are [N] whole numbers from 0 (not floats), or texts, which are sorted and numbered. Numbers
-            are [N] or [N, k] floats. Sets are [N, k] with True or 1 for each member.
+        y: labels. Classes are [N] whole numbers from 0 (not floats), True and False, or texts, which are sorted and
+            numbered. Numbers are [N] or [N, k] floats. Sets are [N, k] with True or 1 for each member.
         client: [N] the owner of each sample: any whole numbers or texts.
         split: [N] 0, 1, 2 or train, validation, test; None if the partition chooses the splits.
         classes: number of classes; by default the largest label + 1.
@@ -74,6 +74,8 @@ def samples_from_arrays(
         classes = 0
     else:
         found, class_names = _labels(y, name, floats=labels == "classes")
+        if _unboxed(as_array(y, "y", name)).dtype.kind == "b":
+            class_names = ()  # False is class 0, and True is class 1
     if classes is None:
         classes = len(class_names) or int(found.max(initial=0)) + 1
         if classes > max(_MANY_CLASSES, len(found)):
@@ -235,7 +237,7 @@ def other_labels(y: Any, kind: str, name: str = "arrays", whole: bool = False) -
         # A column of a data frame; the advice for texts applies. Their beginnings show whether they are numbers, and
         # NumPy would take the memory of the longest one for each.
         array = np.array([value[:32] for value in array.flat], dtype=str).reshape(array.shape)
-    if array.dtype.kind not in ("fui" if kind == "numbers" else "buif") or array.ndim not in (1, 2):
+    if array.dtype.kind not in "buif" or array.ndim not in (1, 2):
         raise PefllError(
             f"{name}: labels are {described(array)}, not {kind}; {advice(array, kind, chooses=whole)}",
             code="PEFLL-D504",
@@ -277,8 +279,8 @@ def blank_labels(kind: str, samples: int, columns: int | None = None) -> Array:
 def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: str = "classes") -> Array:
     """Return the labels y [N] of a new client as class numbers of an existing federation, int64 [N].
 
-    Labels that are texts must be among `class_names`, the federation's. For numbers, `class_names` may be empty. If
-    the federation's `labels` are numbers or sets, return those; see `Samples`.
+    Labels that are texts, or True and False, must be among `class_names`, the federation's. If these are empty, classes
+    are numbers, and False is 0. If the federation's `labels` are numbers or sets, return those; see `Samples`.
     """
     if labels != "classes":
         return other_labels(y, labels, name)
@@ -286,11 +288,13 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
     if not own:
         return numbered
     place = {known: number for number, known in enumerate(class_names)}
+    if not place and own == BOOLEANS:
+        return numbered
     if not place and all(word.isdecimal() for word in own):
         numbers = np.asarray([int(word) for word in own], dtype=object)
         _check_int64(numbers, "label", name)
         return numbers.astype(np.int64)[numbered]
-    strange = [word for word in own if word not in place]
+    strange = [own[number] for number in np.unique(numbered).tolist() if own[number] not in place]
     if strange:
         known = first_few(place, 20) if place else "whole numbers"
         raise PefllError(
@@ -298,7 +302,7 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
             "training data",
             code="PEFLL-D108",
         )
-    return np.asarray([place[word] for word in own], dtype=np.int64)[numbered]
+    return np.asarray([place.get(word, -1) for word in own], dtype=np.int64)[numbered]
 
 
 def owners_of(client: Any, name: str = "arrays") -> tuple[Array, tuple[int | str, ...]]:
@@ -337,10 +341,11 @@ def as_array(values: Any, what: str, name: str) -> Array:
 
 def _unboxed(array: Array) -> Array:
     """Return an array of Python objects that are all True or False, or all floats, as an array of that type."""
-    if array.dtype.kind == "O":
-        for kind in (bool, float):
-            if all(type(value) is kind and not is_missing(value) for value in array.flat) and array.size:
-                return array.astype(kind)
+    if array.dtype.kind == "O" and array.size:
+        if all(isinstance(value, bool | np.bool_) for value in array.flat):
+            return array.astype(bool)
+        if all(type(value) is float and not is_missing(value) for value in array.flat):
+            return array.astype(float)
     return array
 
 
@@ -388,10 +393,7 @@ def _column(values: Any, what: str, name: str, *, floats: bool = True, chooses: 
                 code="PEFLL-D113",
             )
     elif array.dtype.kind not in "ui":
-        what_to_do = advice(array, "classes", chooses) if what == "label" and array.dtype.kind == "b" else ""
-        raise PefllError(
-            f"{name}: {what} is {array.dtype}; {what_to_do or 'it must hold whole numbers or texts'}", code="PEFLL-D114"
-        )
+        raise PefllError(f"{name}: {what} is {array.dtype}; it must hold whole numbers or texts", code="PEFLL-D114")
     _check_int64(array, what, name)
     return array.astype(np.int64, copy=False)
 
@@ -453,6 +455,10 @@ def _number_texts(texts: Array) -> tuple[Array, tuple[str, ...]]:
 
 
 def _labels(y: Any, name: str, *, floats: bool = False, chooses: bool = True) -> tuple[Array, tuple[str, ...]]:
+    """Return the class of each label, int64 [N], and the classes' names; whole numbers have none."""
+    truths = _unboxed(as_array(y, "label", name))
+    if truths.dtype.kind == "b" and truths.ndim == 1:
+        return truths.astype(np.int64), BOOLEANS
     column = _column(y, "label", name, floats=floats, chooses=chooses)
     return _number_texts(column) if column.dtype == object else (column, ())
 

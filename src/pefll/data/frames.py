@@ -13,7 +13,7 @@ from pefll.core.arguments import shown, text
 from pefll.core.errors import PefllError
 from pefll.core.wording import argument, counted, first_few
 from pefll.data.arrays import as_array
-from pefll.data.missing_labels import as_names, as_numbers, has_label
+from pefll.data.missing_labels import are_truths, as_names, as_numbers, has_label
 from pefll.data.raw_columns import (
     CATEGORY,
     SUGGESTED,
@@ -134,11 +134,13 @@ def label_column(frame: Any, label: str, name: str) -> Array:
     """Return the labels of a table, [N], or [N, k] if `label` names several columns."""
     names = label_names(label, columns(frame))
     if len(names) == 1:
-        y = column(frame, names[0], name)
-        return y.astype(np.int64) if y.dtype.kind == "b" else y  # False is class 0, and True is class 1
+        return column(frame, names[0], name)
     if twice := [each for each, number in Counter(names).items() if number > 1]:
         raise PefllError(f"{name}: {twice[0]!r} is named twice among the labels; name it once", code="PEFLL-D679")
-    parts = [as_numbers(column(frame, each, name)) for each in names]
+    parts = [column(frame, each, name) for each in names]
+    if all(map(are_truths, parts)):
+        return np.stack(parts, axis=1)
+    parts = [as_numbers(part) for part in parts]
     for each, part in zip(names, parts, strict=True):
         if part.dtype.kind not in "buif":
             raise PefllError(
@@ -146,8 +148,6 @@ def label_column(frame: Any, label: str, name: str) -> Array:
                 "must hold numbers, or 0 and 1",
                 code="PEFLL-D506",
             )
-    if all(part.dtype.kind == "b" for part in parts):
-        return np.stack(parts, axis=1)
     return np.stack([part.astype(np.int64) if part.dtype.kind == "b" else part for part in parts], axis=1)
 
 

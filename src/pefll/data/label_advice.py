@@ -77,9 +77,7 @@ def _as_classes(labels: Array) -> str:
         return f"for classes {either('save the number of each class', 'convert them with y.argmax(axis=1)')}"
     if labels.ndim > 1 and labels.shape[1:] != (1,):
         return ""
-    if labels.dtype.kind == "b":
-        return f"for classes {either('save them as 0 and 1', f'convert them with y{column}.astype(int)')}"
-    whole = labels.dtype.kind in "uiUS" or (labels.dtype.kind == "f" and bool((np.floor(labels) == labels).all()))
+    whole = labels.dtype.kind in "buiUS" or (labels.dtype.kind == "f" and bool((np.floor(labels) == labels).all()))
     if not whole:
         return ""
     if not column:
@@ -95,11 +93,11 @@ def _as_numbers(labels: Array) -> str:
             labels.astype(float)
         except ValueError:
             return ""
-    if labels.dtype.kind in "USb":
+    if labels.dtype.kind in "US":
         return (
             f"for numbers {either('save them as numbers', 'convert them with y.astype(float)')} and add {for_numbers()}"
         )
-    if labels.dtype.kind not in "uif":
+    if labels.dtype.kind not in "buif":
         return ""
     if labels.ndim > 2:
         flat = either("save them as one row per sample", "give y.reshape(len(y), -1)")

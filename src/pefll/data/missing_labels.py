@@ -31,14 +31,14 @@ def has_label(y: Array) -> Array:
 
 
 def without_gaps(y: Array, known: bool = True) -> Array:
-    """Return labels without missing ones, as integers if possible: a column with gaps holds floats or objects.
+    """Return labels without missing ones, as integers or booleans if possible: a gap makes floats or objects of them.
 
     If it is not `known` what labels are, floats stay floats: they may be classes or numbers, and a user must say which.
     """
     if y.dtype == object and not any(isinstance(value, str) for value in y.reshape(-1)):
         y = np.asarray(y.tolist())
     whole = known and y.dtype.kind == "f" and bool(np.isfinite(y).all()) and bool((y == np.floor(y)).all())
-    return y.astype(np.int64) if whole or y.dtype.kind == "b" else y
+    return y.astype(np.int64) if whole else y
 
 
 def labels_where(there: Array, y: Array, labels: str, name: str) -> Array:
@@ -51,6 +51,14 @@ def labels_where(there: Array, y: Array, labels: str, name: str) -> Array:
     if labels == "classes" and y.dtype.kind == "f" and y.ndim == 1:
         check_whole(y, "label", name, there, chooses=True)
     return without_gaps(y[there], known=labels != "auto")
+
+
+def are_truths(y: Array) -> bool:
+    """Return whether labels [N] are True and False, of which some may be missing."""
+    if y.dtype != object:
+        return y.dtype.kind == "b"
+    there = [value for value in y.tolist() if not is_missing(value)]
+    return bool(there) and all(isinstance(value, bool | np.bool_) for value in there)
 
 
 def as_numbers(y: Array) -> Array:

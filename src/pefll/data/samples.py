@@ -14,6 +14,7 @@ from pefll.core.wording import counted, either
 from pefll.data.raw_columns import RawColumn
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+BOOLEANS = ("False", "True")  # the classes of labels that are True or False
 SPLITS = ("train", "validation", "test")
 # Networks square and sum their inputs. Larger inputs soon exceed float32, which ends at 3e38.
 LARGEST = 1e15

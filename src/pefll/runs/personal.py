@@ -181,21 +181,25 @@ class PersonalModel(nn.Module):
         Samples without a label (None, NaN or an empty text) do not count.
         """
         task = self.known_task()
-        given = as_array(y, "y", "metrics")
+        there, labels = self._known_labels(y, "metrics")
+        output = torch.from_numpy(self.outputs(x))
+        if len(there) != len(output):
+            raise PefllError(
+                f"there are {len(output):,} samples but {len(there):,} labels; they must be equal", code="PEFLL-M501"
+            )
+        return metrics_of(task, output[torch.from_numpy(there)], torch.from_numpy(labels), self.spec.classes)
+
+    def _known_labels(self, y: Any, where: str) -> tuple[Array, Array]:
+        """Return which of a user's labels y [N] or [N, k] are there, bool [N], and these, see `labels_of`."""
+        given = as_array(y, "y", where)
         there = has_label(given) if given.ndim else np.ones(0, dtype=bool)
         if len(there) and not there.any():
             raise PefllError(
                 f"none of the {counted(len(there), 'sample')} has a label; give labels, or predict instead",
                 "PEFLL-M504",
             )
-        y = given if not len(there) or there.all() else without_gaps(given[there])
-        labels = torch.from_numpy(labels_of(y, self.spec.class_names, "y", task.labels))
-        output = torch.from_numpy(self.outputs(x))
-        if len(there) != len(output):
-            raise PefllError(
-                f"there are {len(output):,} samples but {len(there):,} labels; they must be equal", code="PEFLL-M501"
-            )
-        return metrics_of(task, output[torch.from_numpy(there)], labels, self.spec.classes)
+        known = given if not len(there) or there.all() else without_gaps(given[there])
+        return there, labels_of(known, self.spec.class_names, "y", self.known_task().labels)
 
     def certify(self, x: Any, y: Any, delta: float = 0.05) -> Statement:
         """Return a bound below the model's accuracy on this client's data, which holds with confidence 1 - delta.
@@ -215,7 +219,7 @@ class PersonalModel(nn.Module):
                 "a model of a classification",
                 code="PEFLL-G130",
             )
-        labels = labels_of(y, self.spec.class_names, "y", task.labels)
+        there, labels = self._known_labels(y, "certify")
         if not len(labels):
             return accuracy_statement(0, 0, delta)  # raises
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.spec.classes:
@@ -225,11 +229,11 @@ class PersonalModel(nn.Module):
                 code="PEFLL-G131",
             )
         found = self.predict(x)
-        if len(labels) != len(found):
+        if len(there) != len(found):
             raise PefllError(
-                f"there are {len(found):,} samples but {len(labels):,} labels; they must be equal", code="PEFLL-M501"
+                f"there are {len(found):,} samples but {len(there):,} labels; they must be equal", code="PEFLL-M501"
             )
-        return accuracy_statement(int((found == labels).sum()), len(labels), delta)
+        return accuracy_statement(int((found[there] == labels).sum()), len(labels), delta)
 
     def extra_repr(self) -> str:
         """Return what the model's text says beside its layers: its client, and the certificate of its run."""

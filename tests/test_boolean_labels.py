@@ -1,0 +1,77 @@
+"""Labels that are True and False, of every type that tables and arrays give them, with and without gaps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pefll
+from pefll.runs.personal import PersonalModel
+
+pandas = pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
+TRUE = np.arange(24) % 3 > 0  # in order, each of the four users has the labels False, True, True, ...
+
+
+def table(liked=TRUE):
+    x = np.random.default_rng(0).normal(size=(24, 2))
+    return pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "user": np.repeat([*"ABCD"], 6), "liked": liked})
+
+
+def with_gaps(kind):
+    """Return the labels with a gap in the rows of the users C and D."""
+    values = TRUE.astype(object)
+    values[[12, 18]] = {"boolean": pandas.NA, "object": None, "float": np.nan}[kind]
+    return pandas.Series(values, dtype=kind)
+
+
+@pytest.fixture(scope="module")
+def run():
+    federation = pefll.federation_from_frame(table(), "liked", "user", unseen=0.25)
+    return pefll.fit(federation, rounds=1, clients_per_round=2, local_steps=1, processes=1)
+
+
+@pytest.mark.parametrize("liked", [TRUE.astype(object), pandas.array(TRUE), list(TRUE)], ids=["object", "null", "list"])
+def test_booleans_of_every_type_train_as_a_column_of_them(liked):
+    kinds = [pefll.federation_from_frame(table(each), "liked", "user", unseen=0.25) for each in (TRUE, liked)]
+    assert kinds[0].fingerprint() == kinds[1].fingerprint()
+    named = [(each.class_names, each.classes) for each in kinds]
+    x = table()[["a", "b"]].to_numpy()
+    for labels, expected in (("auto", "classes"), ("numbers", "numbers"), ("sets", "sets")):
+        made = pefll.federation_from_arrays(x, liked, table().user, labels=labels)
+        assert (made.labels, made.y.reshape(-1).tolist()) == (expected, TRUE.tolist())
+        named += [(made.class_names, made.classes)] * (labels == "auto")
+    assert set(named) == {named[0]}
+    assert named[0][1] == 2
+    both = table(liked).assign(other=TRUE.astype(object))
+    assert pefll.federation_from_frame(both, ["liked", "other"], "user", unseen=0.25).labels == "sets"
+
+
+@pytest.mark.parametrize("kind", ["object", "boolean"])
+def test_gaps_among_booleans_refuse_nobody(run, kind, tmp_path):
+    frame, there = table(with_gaps(kind)), ~with_gaps(kind).isna()
+    frame.to_parquet(tmp_path / "new.parquet")
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    wanted = {user: run.personalize(rows) for user, rows in table()[there].groupby("user")}
+    x = frame.drop(columns="user")
+    for read in (frame, pandas.read_parquet(tmp_path / "new.parquet"), pandas.read_csv(tmp_path / "new.csv")):
+        with pytest.warns(UserWarning, match="2 of 24 samples left out"):
+            models = run.personalize_each(read)
+        for user, model in models.items():
+            np.testing.assert_array_equal(model.probabilities(x), wanted[user].probabilities(x))
+    with pytest.warns(UserWarning, match="left out"):
+        trained = pefll.federation_from_frame(frame, "liked", "user", missing="drop-unlabelled", unseen=0.25)
+    whole = pefll.federation_from_frame(table()[there], "liked", "user", unseen=0.25)
+    assert (trained.fingerprint(), trained.class_names) == (whole.fingerprint(), whole.class_names)
+    model = wanted["A"]
+    assert model.metrics(x, frame.liked) == model.metrics(x[there], TRUE[there])
+    assert model.certify(x, frame.liked).row() == model.certify(x[there], TRUE[there]).row()
+    without = PersonalModel(model.network, dataclasses.replace(model.spec, class_names=()))  # of an earlier version
+    assert without.metrics(x, frame.liked) == model.metrics(x, frame.liked)
+    both = frame.assign(other=TRUE)
+    with pytest.warns(UserWarning, match="left out"):
+        sets = pefll.federation_from_frame(both, ["liked", "other"], "user", missing="drop-unlabelled", unseen=0.25)
+    assert (sets.labels, len(sets.rows)) == ("sets", 22)
