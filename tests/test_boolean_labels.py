@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pefll
+from pefll.data.label_report import label_sentence
 from pefll.runs.personal import PersonalModel
 
 pandas = pytest.importorskip("pandas")
@@ -75,3 +76,44 @@ def test_gaps_among_booleans_refuse_nobody(run, kind, tmp_path):
     with pytest.warns(UserWarning, match="left out"):
         sets = pefll.federation_from_frame(both, ["liked", "other"], "user", missing="drop-unlabelled", unseen=0.25)
     assert (sets.labels, len(sets.rows)) == ("sets", 22)
+
+
+def test_the_classes_are_called_false_and_true(run):
+    federation, frame = run.federation, table()
+    assert federation.class_names == run.model_spec.class_names == ("False", "True")
+    assert label_sentence(federation) == "label 'liked': False 33.3% and True 66.7%"
+    numbers = pefll.federation_from_frame(table(TRUE.astype(int)), "liked", "user", unseen=0.25)
+    assert numbers.class_names == ()
+    mine = frame[frame.user == "A"]
+    model = run.personalize(mine)
+    assert model.class_names == ("False", "True")
+    assert list(model.predict_frame(mine))[-2:] == ["probability_False", "probability_True"]
+    truth = TRUE[:6]
+    for liked in (truth.astype(str), truth.astype(int), truth.astype(int).astype(str), [0, np.nan, 1, 0, np.nan, 1]):
+        rows = mine.assign(liked=liked).dropna()
+        same = mine.loc[rows.index]
+        np.testing.assert_array_equal(
+            run.personalize(rows).probabilities(mine), run.personalize(same).probabilities(mine)
+        )
+        assert model.metrics(mine, liked) == model.metrics(same, same.liked)
+    for wrong in (np.arange(6), [*"yn"] * 3):
+        with pytest.raises(pefll.PefllError, match="PEFLL-D108"):
+            run.personalize(mine.assign(liked=wrong))
+
+
+def test_a_run_of_an_earlier_version_takes_booleans_as_numbers(run):
+    frame = table()
+    old = pefll.fit(
+        dataclasses.replace(run.federation, class_names=()), rounds=1, clients_per_round=2, local_steps=1, processes=1
+    )
+    assert old.model_spec.class_names == ()
+    now, before = run.personalize_each(frame), old.personalize_each(table(with_gaps("object")).dropna())
+    assert before["A"].class_names == ("0", "1")
+    mine = frame[frame.user == "A"]
+    np.testing.assert_array_equal(before["A"].probabilities(mine), now["A"].probabilities(mine))
+    assert old.evaluate(federation=run.federation) == run.evaluate()
+
+
+def test_a_regression_takes_booleans_as_numbers(run):
+    made = pefll.fit(run.federation, "fedavg", task="regression", rounds=1, local_steps=1, processes=1)
+    assert (made.model_spec.class_names, made.federation.labels) == ((), "numbers")

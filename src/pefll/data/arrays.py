@@ -74,8 +74,6 @@ def samples_from_arrays(
         classes = 0
     else:
         found, class_names = _labels(y, name, floats=labels == "classes")
-        if _unboxed(as_array(y, "y", name)).dtype.kind == "b":
-            class_names = ()  # False is class 0, and True is class 1
     if classes is None:
         classes = len(class_names) or int(found.max(initial=0)) + 1
         if classes > max(_MANY_CLASSES, len(found)):
@@ -280,7 +278,8 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
     """Return the labels y [N] of a new client as class numbers of an existing federation, int64 [N].
 
     Labels that are texts, or True and False, must be among `class_names`, the federation's. If these are empty, classes
-    are numbers, and False is 0. If the federation's `labels` are numbers or sets, return those; see `Samples`.
+    are numbers, and False is 0. If they are False and True, 0 and 1 are allowed, too. If the federation's `labels` are
+    numbers or sets, return those; see `Samples`.
     """
     if labels != "classes":
         return other_labels(y, labels, name)
@@ -290,6 +289,8 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
     place = {known: number for number, known in enumerate(class_names)}
     if not place and own == BOOLEANS:
         return numbered
+    if tuple(place) == BOOLEANS:
+        place |= {"0": 0, "1": 1}
     if not place and all(word.isdecimal() for word in own):
         numbers = np.asarray([int(word) for word in own], dtype=object)
         _check_int64(numbers, "label", name)

@@ -19,7 +19,7 @@ from pefll.data.raw_columns import RawColumn
 from pefll.data.samples import Normalise, Samples
 
 # Increase this number when a loader returns other samples than before. Then older entries are made again.
-VERSION = 4
+VERSION = 5
 FOLDER = ".pefll-cache"
 _MANIFEST = "manifest.json"
 _ARRAYS = ("x", "y", "split", "client", "client_keys", "time", "row")

@@ -187,7 +187,7 @@ class PersonalModel(nn.Module):
             raise PefllError(
                 f"there are {len(output):,} samples but {len(there):,} labels; they must be equal", code="PEFLL-M501"
             )
-        return metrics_of(task, output[torch.from_numpy(there)], torch.from_numpy(labels), self.spec.classes)
+        return metrics_of(task, output[torch.from_numpy(there)], torch.tensor(labels), self.spec.classes)
 
     def _known_labels(self, y: Any, where: str) -> tuple[Array, Array]:
         """Return which of a user's labels y [N] or [N, k] are there, bool [N], and these, see `labels_of`."""

@@ -15,6 +15,7 @@ from pefll.core.errors import PefllError, first_line, unknown
 from pefll.core.plugins import allow, check_allowed, fault, import_name
 from pefll.core.wording import argument, either
 from pefll.data.federation import Federation
+from pefll.data.samples import BOOLEANS
 from pefll.tasks.classification import Classification
 from pefll.tasks.contract import Task
 from pefll.tasks.metrics import Metric
@@ -170,10 +171,12 @@ def resolve_task(task: Any, data: Federation) -> tuple[Task, Federation, str]:
 
 
 def with_labels_of(task: Task, data: Federation) -> Federation:
-    """Return a federation with the labels of a task: whole numbers become numbers if the task needs these."""
-    if task.labels != "numbers" or data.labels == "numbers" or (data.labels == "classes" and data.class_names):
+    """Return a federation with the labels of a task: whole numbers, True and False become numbers if it needs these."""
+    are_texts = data.labels == "classes" and data.class_names not in ((), BOOLEANS)
+    if task.labels != "numbers" or data.labels == "numbers" or are_texts:
         return data
-    return replace(data, y=data.y.to(torch.float32), classes=0)
+    names = () if data.labels == "classes" else data.class_names
+    return replace(data, y=data.y.to(torch.float32), classes=0, class_names=names)
 
 
 def named_again(given: Any, text: str) -> Task:
