@@ -1,4 +1,4 @@
-"""Labels that are True and False, of every type that tables and arrays give them, with and without gaps."""
+"""Labels that are True and False, of every type in tables and arrays, with and without gaps; types of predictions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import pefll
 from pefll.data.label_report import label_sentence
 from pefll.runs.personal import PersonalModel
+from pefll.training.personalizing import write_each
+from tests.cli.conftest import pefll as pefll_command  # noqa: F401 - a fixture
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -117,3 +119,26 @@ def test_a_run_of_an_earlier_version_takes_booleans_as_numbers(run):
 def test_a_regression_takes_booleans_as_numbers(run):
     made = pefll.fit(run.federation, "fedavg", task="regression", rounds=1, local_steps=1, processes=1)
     assert (made.model_spec.class_names, made.federation.labels) == ((), "numbers")
+
+
+@pytest.mark.parametrize("liked", [TRUE, TRUE.astype(int), np.where(TRUE, "7", "5"), TRUE * 1.5], ids=[*"bits"])
+def test_predictions_have_the_type_of_the_labels(liked, tmp_path, pefll_command):  # noqa: F811
+    frame = table(liked)
+    federation = pefll.federation_from_frame(frame, "liked", "user", unseen=0.25)
+    run = pefll.fit(federation, "fedavg", rounds=1, clients_per_round=2, local_steps=1, processes=1)
+    write_each(run, run._owned(frame, None, None), tmp_path / "models")
+    frame.to_parquet(tmp_path / "rows.parquet")
+    words = ("--data", tmp_path / "rows.parquet", "--out", tmp_path / "out.csv")
+    assert pefll_command("predict", tmp_path / "models", *words).code == 0
+    model, mine = run.personalize_each(frame)["A"], frame[frame.user == "A"]
+    kind = {"user": str, "liked": frame.liked.dtype, "predicted": frame.liked.dtype}
+    found = [pefll.predict_each(tmp_path / "models", frame).frame(), pandas.read_csv(tmp_path / "out.csv", dtype=kind)]
+    found += [run.predictions().frame(), model.predict_frame(mine)]
+    found += [pandas.DataFrame({"predicted": model.predict(mine, names=True)})]
+    assert found[2].label.dtype == found[2].predicted.dtype
+    for each in found:
+        if liked.dtype.kind == "f":
+            assert each.predicted.dtype.kind == "f"
+        else:
+            assert each.predicted.dtype == frame.liked.dtype
+            assert set(each.predicted) <= set(frame.liked)

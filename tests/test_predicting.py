@@ -118,11 +118,11 @@ def test_a_folder_of_models_by_command(pefll, refused, by_command, tmp_path):  #
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
     each = [f"probability_{name}" for name in ("blue", "green", "red")]
-    assert list(rows[0]) == ["user_id", "sample", "class", "probability", *each]
-    assert all(row["probability"] == row[f"probability_{row['class']}"] for row in rows)
+    assert list(rows[0]) == ["user_id", "sample", "predicted", "probability", *each]
+    assert all(row["probability"] == row[f"probability_{row['predicted']}"] for row in rows)
     assert sum(float(rows[0][name]) for name in each) == pytest.approx(1, abs=2e-6)
     assert pefll("predict", folder, "--data", data, "--out", target, "--force", "--no-each-class").code == 0
-    assert target.read_text().splitlines()[0] == "user_id,sample,class,probability"
+    assert target.read_text().splitlines()[0] == "user_id,sample,predicted,probability"
     assert [int(row["sample"]) for row in rows] == list(range(len(frame)))
     assert [row["user_id"].removeprefix("'") for row in rows] == frame.user_id.tolist()
     refused("predict", folder, "--data", data, "--out", target)
@@ -162,7 +162,7 @@ def test_other_tasks(pefll, tmp_path, task):  # noqa: F811
     frame.to_csv(tmp_path / "rows.csv", index=False)
     said = pefll("predict", folder, "--data", tmp_path / "rows.csv", "--out", tmp_path / "answers.csv")
     assert "24 samples with labels: " in said.out
-    wanted = "user_id,sample," + ("prediction" if task == "regression" else "a,b")
+    wanted = "user_id,sample," + ("predicted" if task == "regression" else "a,b")
     assert (tmp_path / "answers.csv").read_text().splitlines()[0] == wanted
 
 

@@ -31,7 +31,7 @@ def test_personalize_and_predict_by_files_are_the_python_api(pefll, refused, lab
     chances = run.load(labelled).personalize(x, y).probabilities(x)
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     assert [int(row["sample"]) for row in rows] == list(range(25))
-    assert [int(row["class"]) for row in rows] == chances.argmax(1).tolist()
+    assert [int(row["predicted"]) for row in rows] == chances.argmax(1).tolist()
     np.testing.assert_allclose([float(row["probability"]) for row in rows], chances.max(1), atol=1e-6)
     assert f"{100 * (chances.argmax(1) == y).mean():.1f}% of 25 samples are right" in said.out
     np.testing.assert_array_equal(PersonalModel.load(model).probabilities(x), chances)
@@ -65,8 +65,8 @@ def test_class_names_with_commas_and_brackets(pefll, tmp_path):
     model = PersonalModel.load(tmp_path / "m")
     with np.load(path) as arrays:
         wanted = [model.class_names[c] for c in model.predict(arrays["x"].astype(np.float32))]
-    assert [row["class"] for row in rows] == wanted
-    assert {row["class"] for row in rows} <= set(names.tolist())
+    assert [row["predicted"] for row in rows] == wanted
+    assert {row["predicted"] for row in rows} <= set(names.tolist())
     shown = pefll("predict", tmp_path / "m", "--data", path).out
     assert f"sample 0: {wanted[0]} (" in shown
 

@@ -16,6 +16,7 @@ from . import layouts
 
 def test_digits_are_scaled_to_bytes():
     samples = digits.load("nowhere")
+    assert (samples.classes, samples.class_names) == (10, ()), "labels that are whole numbers have no names"
     assert samples.x.shape == (1797, 1, 8, 8)
     assert samples.x.dtype == np.uint8
     assert samples.x.max() == 255

@@ -113,8 +113,8 @@ def test_one_output_for_three_classes_from_a_run_to_predictions(tmp_path, pefll_
     assert said.code == 0, said.err
     assert f"{100 * np.mean(wanted == y[:30]):.1f}% of 30 samples are right" in said.out
     rows = list(csv.DictReader((tmp_path / "answers.csv").open()))
-    assert [row["class"] for row in rows] == [str(each) for each in wanted]
-    assert list(rows[0]) == ["sample", "class"]
+    assert [row["predicted"] for row in rows] == [str(each) for each in wanted]
+    assert list(rows[0]) == ["sample", "predicted"]
 
     np.savez(one, x=x[:30], y=y[:30], client=np.array(["ann", "bob"]).repeat(15))
     said = pefll_command("personalize", folder, "--data", one, "--each", "--out", tmp_path / "models", "--task", NAME)
@@ -124,7 +124,7 @@ def test_one_output_for_three_classes_from_a_run_to_predictions(tmp_path, pefll_
     assert "30 samples with labels: right " in said.out
     again = pefll.predict_each(tmp_path / "models", one, task=NAME)
     rows = list(csv.DictReader((tmp_path / "answers.csv").open()))
-    assert [row["class"] for row in rows] == again.predicted.astype(str).tolist() == again.frame().predicted.tolist()
+    assert [int(row["predicted"]) for row in rows] == again.predicted.tolist() == again.frame().predicted.tolist()
 
 
 def test_own_probabilities():

@@ -401,7 +401,7 @@ def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None
     names = (
         personal.class_names if len(personal.class_names) == found.shape[1] else tuple(map(str, range(found.shape[1])))
     )
-    names = ("prediction",) if found.shape[1] == 1 else names
+    names = ("predicted",) if found.shape[1] == 1 else names
     cells = found.astype(int) if found.dtype == bool else found
     if target is not None:
         rows = (dict(zip(names, row.tolist(), strict=True)) for row in cells)

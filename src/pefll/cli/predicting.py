@@ -55,17 +55,18 @@ def predict_folder(
 def class_cells(
     predicted: Array, chances: Array | None, names: Sequence[str], each_class: bool | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the cells of each row's prediction: the class's name, and probabilities if there are any.
+    """Yield the cells of each row's prediction: the class, and probabilities if there are any.
 
     Args:
         predicted: [N] classes.
         chances: [N, classes], or None.
-        names: the name of each class.
+        names: the name of each class; empty if classes are whole numbers.
         each_class: see `probability_columns`.
     """
     columns = probability_columns(chances, predicted, names, each_class)
     for place, chosen in enumerate(predicted.tolist()):
-        yield {"class": names[chosen]} | {name: f"{values[place]:.6f}" for name, values in columns.items()}
+        cells = {name: f"{values[place]:.6f}" for name, values in columns.items()}
+        yield {"predicted": names[chosen] if names else chosen} | cells
 
 
 def _rows(found: EachPredictions, most: int, each_class: bool | None) -> Iterator[dict[str, Any]]:
@@ -87,6 +88,6 @@ def _other_cells(found: EachPredictions, most: int) -> Iterator[dict[str, Any]]:
     names = (
         found.class_names if len(found.class_names) == predicted.shape[1] else tuple(map(str, range(cells.shape[1])))
     )
-    names = ("prediction",) if cells.shape[1] == 1 else names
+    names = ("predicted",) if cells.shape[1] == 1 else names
     for row in cells[:most]:
         yield dict(zip(names, row.tolist(), strict=True))

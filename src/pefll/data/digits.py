@@ -23,5 +23,4 @@ def load(data_dir: Path) -> Samples:
         y=digits.target.astype(np.int64),
         classes=10,
         name="digits",
-        class_names=tuple("0123456789"),
     )

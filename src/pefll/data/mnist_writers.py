@@ -41,7 +41,6 @@ def load(data_dir: Path) -> Samples:
         client=client.reshape(-1).astype(np.int64),
         normalise=NORMALISE,
         name="mnist_writers",
-        class_names=tuple("0123456789"),
         client_names=tuple(str(name) for name in names.tolist()),
     )
 

@@ -137,7 +137,7 @@ class PersonalModel(nn.Module):
         return torch.cat(parts).cpu().numpy()
 
     def predict(self, x: Any, *, names: bool = False) -> Array:
-        """Return the most likely class of each sample, int64 [N]; with `names` its name, as texts [N].
+        """Return the number of each sample's most likely class, int64 [N]; with `names` the class as in training, [N].
 
         A regression returns numbers, float [N] or [N, k], in the unit of the labels. A multi-label model returns which
         members are in each set, bool [N, k]; with `names` a tuple of names for each sample.
@@ -147,7 +147,7 @@ class PersonalModel(nn.Module):
                 table's columns are found by their names in the training data; other columns are ignored. For a model
                 that was trained on a table, a tensor holds encoded inputs, as `Federation.x` does. An array holds raw
                 values in the order of the table's columns, which must all be numbers.
-            names: whether to return the names of classes.
+            names: whether to return classes as the labels of training: texts, True and False, or whole numbers.
         """
         task = self.known_task()
         if type(task) is Classification:
@@ -156,9 +156,9 @@ class PersonalModel(nn.Module):
             found = self._outputs(x, partial(predictions, task, classes=self.spec.classes))
         if not names or task.labels == "numbers":
             return found
-        known = np.asarray(self.class_names)
         if task.labels == "classes":
-            return known[found]
+            return np.asarray(named(found, self.spec.named_classes))
+        known = np.asarray(self.class_names)
         sets = np.empty(len(found), dtype=object)
         sets[:] = [tuple(known[row].tolist()) for row in found]
         return sets
@@ -166,11 +166,11 @@ class PersonalModel(nn.Module):
     def predict_frame(self, x: Any) -> Any:
         """Return a pandas data frame with the columns predicted and probability, and the index of the table x.
 
-        Classes have their names. Up to 20 classes also have a column each, such as `probability_yes`; for sets,
-        `probability` has those of all members. See `predict`.
+        Classes are as the labels of training: texts, True and False, or whole numbers. Up to 20 classes also have a
+        column each, such as `probability_yes`; for sets, `probability` has those of all members. See `predict`.
         """
         found, chances = self.predict_with_probabilities(x)
-        classes = self.class_names if self.known_task().labels == "classes" else ()
+        classes = self.spec.named_classes
         columns = {"predicted": named(found, classes)} | probability_columns(chances, found, classes)
         return data_frame(columns, index_of(x) if is_frame(x) else None)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pefll.core.errors import PefllError
-from pefll.data.samples import Array
+from pefll.data.samples import BOOLEANS, Array
 
 # With more classes than this, a table has a column for each class only if a user asks for them.
 FEW_CLASSES = 20
@@ -29,10 +29,15 @@ def client_column(name: str, others: Collection[str]) -> str:
 
 
 def named(labels: Array, names: Sequence[str]) -> Any:
-    """Return classes [N] with their names, if there are any; numbers unchanged; sets [N, k] as a list of rows."""
+    """Return classes [N] as the training data had them; numbers unchanged; sets [N, k] as a list of rows.
+
+    Classes with `names` are these texts, but False and True are booleans. Classes without are their numbers.
+    """
     if labels.ndim > 1:
         return list(labels)
-    return np.asarray(names)[labels] if names else labels
+    if tuple(names) == BOOLEANS:
+        return labels == 1
+    return np.asarray(names)[labels] if len(names) else labels
 
 
 def probability_columns(

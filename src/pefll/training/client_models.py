@@ -71,8 +71,9 @@ class Predictions:
         """Return a pandas data frame with the columns client, sample, label, predicted and probability.
 
         Its index is that of the data frame that the federation was made from, or else the row in the data from 0.
-        Clients and classes have their names. The probability is that of the predicted class; for sets, those of all
-        members. Up to 20 classes also have a column each, such as `probability_yes`.
+        Clients have their names. Classes are as the labels in the data: texts, True and False, or whole numbers. The
+        probability is that of the predicted class; for sets, those of all members. Up to 20 classes also have a column
+        each, such as `probability_yes`.
         """
         columns: dict[str, Any] = {
             "client": np.asarray(self.names)[self.client],

@@ -41,10 +41,10 @@ class EachPredictions:
     Attributes:
         client: [N], the client's name in the table.
         sample: int64 [N], the number of the row in the table, from 0. Rows of clients without predictions are left out.
-        predicted: [N, ...], the predictions, as `PersonalModel.predict` returns them.
+        predicted: [N, ...], the predictions, as `PersonalModel.predict` returns them; classes are numbers from 0.
         probabilities: [N, k], the probability of each class, or of each member of a set; None if the task gives none.
         labels: what the predictions are: classes, numbers or sets.
-        class_names: the name of each class, or of each output.
+        class_names: the name of each class, or of each output; empty if the data has no names.
         client_column: name of the table's column of clients.
         metrics: the task's metrics over all rows with a label, the most important one first; empty without labels.
         labelled: number of rows with a label.
@@ -74,9 +74,10 @@ class EachPredictions:
     def frame(self) -> Any:
         """Return a pandas data frame with the client's column, the row `sample`, `predicted` and `probability`.
 
-        Its index is that of the given data frame, or else the row in the table from 0. Classes have their names. The
-        probability is that of the predicted class; for sets, those of all members. Up to 20 classes also have a column
-        each, such as `probability_yes`. If the client's column has the name of another one, it is called `client`.
+        Its index is that of the given data frame, or else the row in the table from 0. Classes are as the labels of
+        training: texts, True and False, or whole numbers. The probability is that of the predicted class; for sets,
+        those of all members. Up to 20 classes also have a column each, such as `probability_yes`. If the client's
+        column has the name of another one, it is called `client`.
         """
         classes = self.class_names if self.labels == "classes" else ()
         columns: dict[str, Any] = {"sample": self.sample, "predicted": named(self.predicted, classes)}
@@ -169,7 +170,7 @@ def predictions_each(
         predicted=predicted,
         probabilities=chances,
         labels=meaning.labels,
-        class_names=model.class_names,
+        class_names=model.spec.class_names,
         client_column=source.columns.client,
         metrics=metrics,
         labelled=labelled,
