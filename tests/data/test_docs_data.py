@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pefll
+from pefll.training.personalizing import write_each
 from tests.data.test_partitioned import Partitioner
 from tests.federations import flat
 
@@ -29,13 +30,33 @@ def names():
     return {"pefll": pefll, "torch": torch, "x": x, "y": y, "client": client, "frame": frame, "partitioner": images}
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+def make_models(frame):
+    """Make the folder of models that the page makes by a command."""
+    run = pefll.fit(pefll.federation_from_frame(frame, "liked", "user_id", drop=["note", "joined"]), rounds=1)
+    write_each(run, run._owned(frame, None, None), Path("models"))
+
+
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if "predict_each" not in each])
 def test_an_example_runs(example, capsys):
     assert len(example.splitlines()) <= 15
     space = names()
     exec(example, space)
     assert space["federation"].num_unseen == (0 if "frame" in example else 1)
     assert ("age standardised" in capsys.readouterr().out) == ("report()" in example)
+
+
+def test_predictions_join_the_rows_that_they_are_of(tmp_path, monkeypatch, capsys):
+    (example,) = [each for each in EXAMPLES if "predict_each" in each]
+    monkeypatch.chdir(tmp_path)
+    space = names()
+    space["frame"].index += 100
+    make_models(space["frame"])
+    space["frame"] = space["frame"][::-1]
+    exec(example, space)
+    joined, found = space["joined"], space["found"]
+    assert joined.drop(columns=["predicted", "probability"]).equals(space["frame"].loc[joined.index])
+    assert (found.loc[joined.index, "user_id"] == joined.user_id).all()
+    assert float(capsys.readouterr().out) == (found.predicted == space["frame"].liked).mean()
 
 
 @pytest.mark.parametrize("word", ["by_indices", "from_partitioner", "from_dataset"])
@@ -53,4 +74,4 @@ def test_both_engines_reach_the_same_weights(word):
 
 
 def test_all_examples_are_found():
-    assert len(EXAMPLES) == PAGE.count("```") // 2 == 5
+    assert len(EXAMPLES) == PAGE.count("```") // 2 == 6
