@@ -52,7 +52,10 @@ def test_means_the_best_and_the_paired_test(three: list[RunFolder], make_run: Ma
     fedavg, other, mine = (row.cells[SEEN] for row in found.rows)
     assert mine.values == pytest.approx([80, 84])
     assert (fedavg.best, other.best, mine.best) == (False, False, True)
-    pairs = [Pair(*(np.array(one) for one in ([10] * 30, [6] * 30, [8] * 29 + [last]))) for last in (8, 9)]
+    pairs = []  # each seed has clients of its own
+    for one in ([10] * 30, [6] * 30, [8] * 30), ([10] * 30, [6] * 30, [8] * 29 + [9]):
+        places = [[0] * 30 * len(pairs) + part + [0] * 30 * (1 - len(pairs)) for part in one]
+        pairs.append(Pair(*map(np.array, places)))
     assert fedavg.behind == sign_flip_test(pairs)
     assert fedavg.is_worse
     assert other.behind is not None, "one seed that both have"
@@ -294,6 +297,37 @@ def test_other_clients_or_seeds_are_no_pairs(make_run: MakeRun) -> None:
     assert [row.cells[SEEN].behind for row in found.rows] == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("told", "clients", "meaning"),
+    [
+        ({"partition": "natural"}, 6, "averaged over them"),
+        ({"partition": "natural", "client_names": None}, 0, ""),  # a run of an earlier version
+        ({"partition": "by-class 2", "client_names": None}, 12, "each seed has clients of its own"),
+    ],
+)
+def test_a_client_is_one_unit_of_the_test_whatever_its_number(
+    make_run: MakeRun, tmp_path: Path, told: dict[str, Any], clients: int, meaning: str
+) -> None:
+    """Seeds have clients in other orders, but the test averaged over the clients of the same number."""
+    names, right = list("abcdef"), [9, 9, 9, 9, 9, 4]
+    for seed, order in enumerate(([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])):
+        for method, correct in (("pefll", [right[k] for k in order]), ("fedavg", [3] * 6)):
+            named = {"client_names": {"seen": [names[k] for k in order], "unseen": ["g"]}}
+            kept = counts(correct) | named | told
+            make_run(f"x/{method}-{seed}", method=method, seed=seed, seen=sum(correct) / 60, **kept)
+    found = compare(tmp_path / "x")
+    test = found.rows[0].cells[SEEN].behind
+    if not clients:
+        assert test is None
+        return
+    by_name = [Pair(np.array([10] * 6), np.array([3] * 6), np.array(right))]
+    apart = [[10] * 6 + [0] * 6, [3] * 6 + [0] * 6, [*right, *[0] * 6]]
+    of_seeds = [Pair(*map(np.array, apart)), Pair(*(np.array(part[6:] + part[:6][::-1]) for part in apart))]
+    assert test == sign_flip_test(by_name * 2 if clients == 6 else of_seeds)
+    assert test.clients == clients
+    assert meaning in found.note
+
+
 def test_what_cannot_be_compared(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a")
     for ask, code in (
@@ -369,15 +403,17 @@ def test_there_is_no_star_where_none_can_be_significant(make_run: MakeRun, tmp_p
             unseen = {"samples": [10] * 5, "correct": [right] * 5, "masked": [right] * 5}
             group = {"samples": [10] * 6, "correct": [right] * 6, "masked": [right] * 6}
             few = {"client_counts": {"seen": group, "unseen": unseen}}
-            make_run(f"x/{method}-{seed}", method=method, seed=seed, seen=seen, unseen=seen, **few)
+            asked = {"data_sha256": "one federation for all seeds"}
+            make_run(f"x/{method}-{seed}", method=method, seed=seed, seen=seen, unseen=seen, asked=asked, **few)
     found = compare(tmp_path / "x")
     mine = found.rows[0].cells
     assert [mine[column].text for column in (SEEN, UNSEEN)] == ["20.0 ± 0.0*", "20.0 ± 0.0"]
     assert mine[SEEN].behind == sign_flip_test([Pair(*(np.array([n] * 6) for n in (10, 2, 9)))] * 2)
     assert (
-        "*: behind the best, p < 0.05 in a two-sided paired sign-flip test. Its unit is a client, averaged over the "
-        "seeds that both rows have: 6 seen clients, 2 seeds. It does not cover the randomness of training, and is not "
-        "corrected for several comparisons. The test needs 6 clients, so that unseen clients have none."
+        "*: behind the best, p < 0.05 in a two-sided paired sign-flip test. Its unit is a client: 6 seen clients, "
+        "2 seeds; a client that is in several seeds is averaged over them. The test does not cover the randomness of "
+        "training, and is not corrected for several comparisons. The test needs 6 clients, so that unseen clients have "
+        "none."
     ) in found.note
     assert r"$^*$: behind the best, $p < 0.05$ in a two-sided" in found.latex()
     records = {(one["method"], one["clients"]): one for one in found.records()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from pefll.core.files import make_folder, write_csv, write_whole
 from pefll.core.wording import first_few
 from pefll.report.groups import SeedGroup, group_runs, names_of, note_of_undefined, repeated_note, task_of
 from pefll.report.markup import latex, latex_figure, latex_note, markdown, markdown_figure
-from pefll.report.pairs import COUNTS, paired_test, sums_of
+from pefll.report.pairs import COUNTS, makes_clients, paired_test, sums_of
 from pefll.report.runs import (
     StoredRun,
     describe_data,
@@ -164,10 +165,13 @@ class ComparisonTable:
                     sizes.setdefault(column.group, set()).add(test.clients)
             who = first_few(f"{_span(numbers)} {group}" for group, numbers in sizes.items())
             seeds = {test.seeds for column, test in tests if column in starred}
+            averaged = "" if seeds == {1} else "; a client that is in several seeds is averaged over them"
+            if seeds != {1} and self._seeds_have_other_clients:
+                averaged = "; each seed has clients of its own"
             found.append(
-                f"*: behind the best, p < {SURE} in a two-sided paired sign-flip test. Its unit is a client, averaged "
-                f"over the seeds that both rows have: {who} clients, {_span(seeds)} seed{'s' * (seeds != {1})}. It "
-                "does not cover the randomness of training, and is not corrected for several comparisons."
+                f"*: behind the best, p < {SURE} in a two-sided paired sign-flip test. Its unit is a client: {who} "
+                f"clients, {_span(seeds)} seed{'s' * (seeds != {1})}{averaged}. The test does not cover the randomness "
+                "of training, and is not corrected for several comparisons."
             )
         few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
         if few:
@@ -182,6 +186,14 @@ class ComparisonTable:
         """Return whether a column's measure can have a paired test."""
         runs = (run for row in self.rows for run in row.runs.runs)
         return column.measure in COUNTS or any(sums_of(run, *column) for run in runs)
+
+    @property
+    def _seeds_have_other_clients(self) -> bool:
+        """Whether no client is in several seeds of a row."""
+        groups = [row.runs.runs for row in self.rows]
+        return all(map(makes_clients, chain(*groups))) and all(
+            len({run.config.get("data_sha256") for run in runs}) == len(runs) for runs in groups
+        )
 
     @property
     def _names_settings(self) -> bool:
