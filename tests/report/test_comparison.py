@@ -17,7 +17,7 @@ from rich.console import Console
 import pefll
 from pefll.core.errors import PefllError
 from pefll.report import compare, show
-from pefll.report.comparison import Column
+from pefll.report.compared import Column
 from pefll.report.significance import Pair, sign_flip_test
 from pefll.runs.record import RunFolder
 
