@@ -250,7 +250,7 @@ def test_results_of_other_tasks_have_their_own_metric(tmp_path):
     assert accuracies.startswith("| data, clients | method | seeds | seen, % | paper |")
     assert len(others) == 2
     tables = {table.split(" | ")[3]: table.splitlines()[2:] for table in others}
-    assert list(tables) == ["seen, micro F1, %", "seen, rmse"]
+    assert list(tables) == ["seen, micro F1, %", "seen, RMSE"]
     assert all(len(rows) == 1 and rows[0].split(" | ")[2] == "2" and " ± " in rows[0] for rows in tables.values())
     undefined = next(one for one in results if "micro_f1" in one["metrics"]["best"]["seen"])
     undefined["metrics"]["best"]["seen"]["micro_f1"] = None

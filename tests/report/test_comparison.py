@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pefll.core.errors import PefllError
 from pefll.report import compare, show
 from pefll.report.compared import Column
 from pefll.report.significance import Pair, sign_flip_test
+from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, measures
@@ -138,9 +140,9 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
         ("fedavg", False),
         ("local", False),
     ]
-    assert found.note.startswith("Test rmse at the best round, mean")
-    assert "There is no paired test for rmse." in found.note
-    assert "| runs | n | seen, rmse |" in found.markdown()
+    assert found.note.startswith("Test RMSE at the best round, mean")
+    assert "There is no paired test for RMSE." in found.note
+    assert "| runs | n | seen, RMSE |" in found.markdown()
     assert "| pefll | 1 | **0.053** |" in found.markdown()
     assert r"\textbf{0.053}" in found.latex()
     assert found.records()[0]["mean"] == 0.05321
@@ -169,7 +171,7 @@ def test_errors_that_add_up_over_clients_have_a_paired_test(make_run: MakeRun) -
         assert (test.points, test.p, test.clients) == (pytest.approx(-lead), 2 / 2**6, 6)
         assert worse[measure].text.endswith("*")
     assert worse["r2"].behind is None, "clients' R² do not add up to it"
-    assert "There is no paired test for r2." in found.note
+    assert "There is no paired test for R²." in found.note
     record = next(one for one in found.records() if one["measure"] == "rmse" and not one["best"])
     assert 0 < record["low"] <= record["behind_best"] <= record["high"]
 
@@ -180,13 +182,13 @@ def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> Non
     found = compare(folder.path.parent)
     assert [table.metric for table in found.tables] == ["rmse", "per_sample"]
     assert [[column.heading for column in table.columns] for table in found.tables] == [
-        ["seen, rmse"],
+        ["seen, RMSE"],
         ["seen", "unseen"],
     ]
     assert [row.runs.label for row in found.rows] == ["pefll", "fedavg"]  # each is alone in its table
     assert not any(table.rows[0].cells[table.columns[0]].best for table in found.tables), "there is no choice"
     assert "bold" not in found.note
-    assert re.findall(r"\*\*(Test .*)\*\*", found.markdown()) == ["Test rmse", "Test accuracy in %"]
+    assert re.findall(r"\*\*(Test .*)\*\*", found.markdown()) == ["Test RMSE", "Test accuracy in %"]
     latex = found.latex()
     assert (latex.count(r"\begin{table}"), latex.count(r"\usepackage")) == (2, 1)
     assert [record["measure"] for record in found.records()] == ["rmse", "per_sample", "per_sample"]
@@ -203,7 +205,7 @@ def test_tasks_are_named_plainly_and_losses_of_different_tasks_are_not_ranked(ma
     best = [[cell.best for cell in row.cells.values()] for row in found.rows]
     assert best == [[True, False], [False, False]]
     (table,) = found.tables
-    assert table.title == "Test rmse and loss"
+    assert table.title == "Test RMSE and loss"
     plain = make_run("x/c", method="fedavg", evaluations=0)
     smooth = make_run("x/d", method="fedavg", evaluations=0, asked={"task": "classification label_smoothing=0.1"})
     found = compare([plain.path, smooth.path])
@@ -237,6 +239,32 @@ def test_own_shares_are_in_per_cent_and_own_errors_better_when_smaller(make_run:
     earlier = make_run("x/c", method="local", **of_own_metrics(0.7, 0.8, 3.5) | {"shares": None, "errors": 7})
     found = compare([tmp_path / "x", earlier.path], ["top2"])
     assert [row.cells[Column("seen", "top2")].text for row in found.rows] == ["98.3", "90.0", "80.0"], "one unit"
+
+
+def test_a_user_names_and_orders_rows(three: list[RunFolder]) -> None:
+    """Labels of own losses are long, and nobody could write others."""
+    pefll_runs, fedavg, other = [each.path for each in three[:2]], three[2].path.parent, three[4].path
+    given = {"ours, 100% & $x$": pefll_runs, "FedAvg": fedavg, "pefll too": [other]}
+    found = compare(given)
+    assert [row.runs.label for row in found.rows] == [row.title for row in found.rows] == list(given)
+    assert [len(row.runs.runs) for row in found.rows] == [2, 2, 1]
+    assert r"ours, 100\% \& \$x\$ & 2 & \textbf{82.0" in found.latex()
+    assert "have their defaults" not in found.note, "these names name no settings"
+    assert [one["runs"] for one in found.records()[::2]] == list(given)
+    assert [row.runs.label for row in compare([other, *pefll_runs]).rows] == ["pefll lr 0.1", "pefll"], "as given"
+    with pytest.raises(PefllError, match="PEFLL-O623"):
+        compare({"mine": [*pefll_runs, other]})
+    assert repr(found) == str(found) == found.markdown()
+    assert repr(found.tables[0]) == found.tables[0].markdown()
+
+
+def test_runs_in_memory_are_compared_like_their_folders(three: list[RunFolder]) -> None:
+    runs = [
+        SimpleNamespace(config=Config.load(one.config_file), history=one.history(), summary=one.summary())
+        for one in three
+    ]
+    assert str(compare(runs).records()) == str(compare([one.path for one in three]).records())
+    assert compare({"A": runs[2], "B": [three[0].path, runs[1]]}).rows[1].cells[SEEN].text == "82.0 ± 2.8"
 
 
 def test_records_have_numbers(three: list[RunFolder]) -> None:

@@ -255,7 +255,7 @@ def in_per_cent(result: Result) -> bool:
 
 
 def heading(result: Result, group: str) -> str:
-    """Return the heading of a column with the metric of results: `"seen, %"` or `"seen, rmse"`."""
+    """Return the heading of a column with the metric of results: `"seen, %"` or `"seen, RMSE"`."""
     metric = metric_of(result)
     words = [] if metric == "per_sample" else [metric_word(metric)]
     return ", ".join([group, *words, *(["%"] if in_per_cent(result) else [])])

@@ -82,7 +82,7 @@ class Row:
         return self.runs.title
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonTable:
     """Runs with the same first metric: a row for each setting, a column for each group of clients and measure.
 
@@ -99,6 +99,9 @@ class ComparisonTable:
     rows: list[Row]
     shares: set[str]
     same_description: dict[int, str]
+
+    def __repr__(self) -> str:
+        return self.markdown()
 
     @property
     def title(self) -> str:
@@ -178,7 +181,7 @@ class ComparisonTable:
 
     @property
     def _names_settings(self) -> bool:
-        return any(", " in row.title for row in self.rows)
+        return any(", " in row.title and not row.runs.named for row in self.rows)
 
     @property
     def _has_loss(self) -> bool:

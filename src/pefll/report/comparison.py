@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pefll.core.arguments import listed
+from pefll.core.arguments import listed, text
 from pefll.core.arguments import path as as_path
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import make_folder, write_csv, write_whole
-from pefll.core.wording import first_few
+from pefll.core.wording import first_few, harmless
 from pefll.report.compared import Cell, Column, ComparisonTable, Row
 from pefll.report.groups import SeedGroup, group_runs, names_of, task_of
 from pefll.report.markup import markdown
@@ -25,7 +26,8 @@ from pefll.report.runs import (
     in_per_cent,
     mean_and_std,
     mean_std_text,
-    read_runs,
+    read_run,
+    run_in_memory,
     same_data,
     same_metric,
 )
@@ -35,7 +37,7 @@ from pefll.runs.record import GROUPS, MEASURES, figures_in, meant, runs_below
 TABLES = ("md", "tex", "csv")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs side by side, in a table for each metric that chooses best rounds.
 
@@ -47,7 +49,11 @@ class Comparison:
     tables: list[ComparisonTable]
     unfinished: list[str]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return self.markdown()
+
+    def _repr_markdown_(self) -> str:
+        """Return what a notebook shows."""
         return self.markdown()
 
     @property
@@ -127,22 +133,45 @@ class Comparison:
             write_whole(path, (self.markdown() if form == "md" else self.latex()).encode())
 
 
-def compare(paths: Any, measures: Any = ()) -> Comparison:
-    """Return a comparison of runs.
+def compare(runs: Any, measures: Any = ()) -> Comparison:
+    """Return a comparison of runs, with rows in the order of the runs.
 
     Args:
-        paths: run folders, or folders with runs in them; one path, or a list.
+        runs: run folders, folders with runs in them, or runs of `fit` and `load`; one, or a list. Or a dictionary of
+            these with the names of the rows, such as `{"PeFLL": ["runs/a-0", "runs/a-1"], "Ditto": "runs/b"}`.
         measures: per_sample, per_client, masked, worst_tenth, or metrics of the runs' task; one or several. By default
             the metric that chooses the best round. "accuracy" is per_sample.
     """
-    several = [paths] if isinstance(paths, str | Path) else listed(paths, "the runs", "['runs/a', 'runs/b']")
     chosen = [measures] if isinstance(measures, str) else listed(measures, "measures", "['per_sample']")
-    folders = [folder for path in several for folder in runs_below(as_path(path))]
-    return comparison(read_runs(folders), chosen)
+    if not isinstance(runs, Mapping):
+        return comparison(_read(runs), chosen)
+    named = {harmless(text(name, "the name of a row")): _read(given) for name, given in runs.items()}
+    return comparison([run for own in named.values() for run in own], chosen, named)
 
 
-def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Comparison:
-    """Return a comparison of the finished ones of some runs; see `compare`."""
+def _read(given: Any) -> list[StoredRun]:
+    """Return runs from folders or from memory, in their order; a run given twice counts once."""
+    alone = isinstance(given, str | Path) or _is_run(given)
+    found: dict[object, StoredRun] = {}
+    for one in [given] if alone else listed(given, "the runs", "['runs/a', 'runs/b']"):
+        if _is_run(one):
+            found.setdefault(id(one), run_in_memory(one.config, one.history, one.summary, f"run {len(found) + 1}"))
+            continue
+        for folder in runs_below(as_path(one)):
+            if (place := folder.path.resolve()) not in found:
+                found[place] = read_run(folder)
+    return list(found.values())
+
+
+def _is_run(value: Any) -> bool:
+    """Return whether a value is a run of `fit` or `load`, which reports do not import."""
+    return all(hasattr(value, name) for name in ("config", "history", "summary"))
+
+
+def comparison(
+    runs: Sequence[StoredRun], measures: Sequence[str] = (), named: Mapping[str, Sequence[StoredRun]] | None = None
+) -> Comparison:
+    """Return a comparison of the finished ones of some runs; `named` has the runs of each row, see `compare`."""
     finished = [run for run in runs if run.finished]
     if not finished:
         raise PefllError("no run is finished, so there is nothing to compare", code="PEFLL-O621")
@@ -151,21 +180,39 @@ def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Compa
     for measure in measures:
         if measure not in known:
             raise unknown("measure", str(measure), known)
-    tables = [_table(same, measures) for same in same_metric(finished)]
+    tables = [_table(same, measures, _groups(same, named)) for same in same_metric(finished)]
     return Comparison([one for one in tables if one.columns], [run.name for run in runs if not run.finished])
 
 
-def _table(runs: Sequence[StoredRun], measures: Sequence[str]) -> ComparisonTable:
+def _groups(runs: Sequence[StoredRun], named: Mapping[str, Sequence[StoredRun]] | None) -> list[SeedGroup]:
+    """Return the rows of runs with the same metric: those that a user has named, or runs that differ only by seed."""
+    if named is None:
+        return group_runs(runs, name_data=False)
+    found = []
+    for name, own in named.items():
+        groups = group_runs([run for run in own if any(run is one for one in runs)], name_data=False)
+        for one, other in itertools.combinations(groups, 2):
+            if same_data(one.runs[0], other.runs[0]):
+                raise PefllError(
+                    f"the row {name!r} has runs that differ by more than their seed: {one.label} and {other.label}; "
+                    "give each a name of its own",
+                    code="PEFLL-O623",
+                )
+        found += [replace(group, label=name, named=True) for group in groups]
+    return found
+
+
+def _table(runs: Sequence[StoredRun], measures: Sequence[str], groups: Sequence[SeedGroup]) -> ComparisonTable:
     """Return the table of finished runs with the same metric; without columns if they have none of the measures."""
     metric = runs[0].metric
     have = {name for run in runs for name in _measures_of(run)}
     measures = [name for name in measures if name in have] if measures else [metric]
     blocks: list[list[SeedGroup]] = []
-    for group in group_runs(runs, name_data=False):
+    for group in groups:
         same = next((block for block in blocks if same_data(block[0].runs[0], group.runs[0])), None)
         blocks.append([group]) if same is None else same.append(group)
-    groups = [who for who in GROUPS if any(run.accuracy("best", who, metric) is not None for run in runs)]
-    columns = [Column(who, measure) for measure in measures for who in groups]
+    clients = [who for who in GROUPS if any(run.accuracy("best", who, metric) is not None for run in runs)]
+    columns = [Column(who, measure) for measure in measures for who in clients]
     shares = {measure for measure in measures if in_per_cent(runs, measure)}
     described = [describe_data(block[0].runs[0]) for block in blocks]
     again = {number: text for number, text in enumerate(described, 1) if described.count(text) > 1}
