@@ -383,6 +383,21 @@ def test_show_writes_tables_and_formats(three: list[RunFolder], console: Console
     assert not (tmp_path / "other").exists()
 
 
+def test_a_comparison_draws_its_curves_with_its_names(
+    three: list[RunFolder], make_run: MakeRun, tmp_path: Path
+) -> None:
+    numbers = make_run("numbers", evaluations=0, **of_regression(7.0))
+    numbers.append_history({"round": 1, "seconds": 1.0, "seen": {"rmse": 3.0}, "unseen": None})
+    named = compare({"Ours, as in the paper before": three[0].path, "Number": numbers.path, "Theirs": three[2].path})
+    assert named.plot(str(tmp_path / "a.svg")) == [tmp_path / "a.svg", tmp_path / "a-rmse.svg"]
+    text = (tmp_path / "a.svg").read_text()
+    assert all(f"<!-- {name} -->" in text for name in ("Ours, as in the paper before", "Theirs"))
+    with pytest.raises(PefllError, match="PEFLL-O009"):
+        named.plot(tmp_path / "a.docx")
+    with pytest.raises(PefllError, match="PEFLL-O006"):
+        compare(make_run("none", evaluations=0).path).plot(tmp_path / "b.png")
+
+
 def test_python_has_it() -> None:
     assert pefll.compare is compare
 

@@ -127,7 +127,7 @@ class ComparisonTable:
             sentences.append("(k of n): only k of the n seeds have a value.")
         if undefined := note_of_undefined(runs, [column.measure for column in self.columns]):
             sentences.append(undefined)
-        if self._has_data:
+        if self.has_data:
             sentences.append("Only rows of the same data can be compared.")
             sentences += [f"Data ({number}): {runs}." for number, runs in self.same_description.items()]
         else:
@@ -188,7 +188,8 @@ class ComparisonTable:
         return any(column.measured(self.metric) == "loss" for column in self.columns)
 
     @property
-    def _has_data(self) -> bool:
+    def has_data(self) -> bool:
+        """Whether rows are of different data."""
         return len({row.data for row in self.rows}) > 1
 
     def _headings(self) -> list[str]:
@@ -196,7 +197,7 @@ class ComparisonTable:
 
     def markdown(self) -> str:
         """Return the table in Markdown, with a note below it."""
-        data = self._has_data
+        data = self.has_data
         lines = [["data"] * data + self._headings(), ["---"] * (1 + data) + ["--:"] * (1 + len(self.columns))]
         for row in self.rows:
             texts = [row.data] * data + [row.runs.label, str(len(row.runs.runs))]
@@ -225,7 +226,7 @@ class ComparisonTable:
         for row in self.rows:
             if row.data != before:
                 lines.append(r"    \midrule")
-                if self._has_data:
+                if self.has_data:
                     lines.append(rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{latex(row.data)}}}}} \\")
             before = row.data
             cells = [

@@ -15,11 +15,12 @@ from pefll.core.arguments import listed, text
 from pefll.core.arguments import path as as_path
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import make_folder, write_csv, write_whole
-from pefll.core.wording import first_few, harmless
+from pefll.core.wording import either, first_few, harmless
 from pefll.report.compared import Cell, Column, ComparisonTable, Row
-from pefll.report.groups import SeedGroup, group_runs, names_of, task_of
+from pefll.report.groups import SeedGroup, group_runs, has_curve, names_of, task_of
 from pefll.report.markup import markdown
 from pefll.report.pairs import paired_test
+from pefll.report.plots import check_drawable, draw_curves
 from pefll.report.runs import (
     StoredRun,
     describe_data,
@@ -122,8 +123,8 @@ class Comparison:
         form = path.suffix.removeprefix(".")
         if form not in TABLES:
             raise PefllError(
-                f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv, and draw figures with "
-                "`pefll show RUNS --format pdf`",
+                f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv, and draw curves with "
+                f"{either('`pefll show RUNS --format pdf`', 'comparison.plot(FILE)')}",
                 code="PEFLL-O620",
             )
         make_folder(path.parent)
@@ -131,6 +132,32 @@ class Comparison:
             write_csv(path, map(_in_csv, self.records()))
         else:
             write_whole(path, (self.markdown() if form == "md" else self.latex()).encode())
+
+    def plot(self, out: Path | str) -> list[Path]:
+        """Draw the rows' curves as `pefll show` does, and return the files. It needs matplotlib, from the extra `plot`.
+
+        Args:
+            out: the file; its ending, .png, .pdf or .svg, chooses the format. The curves of another metric are in a
+                file of their own, whose name ends in the metric's.
+        """
+        out = as_path(out)
+        check_drawable(out)
+        drawn = [table for table in self.tables if any(has_curve(run) for row in table.rows for run in row.runs.runs)]
+        written = []
+        for number, table in enumerate(drawn or self.tables[:1]):  # one without a curve has an error that says so
+            written.append(out.with_stem(f"{out.stem}-{table.metric}") if number else out)
+            _draw(table, written[-1])
+        return written
+
+
+def _draw(table: ComparisonTable, out: Path) -> None:
+    """Draw the curves of a table's rows, whose names are those of a user or those that `pefll show` gives."""
+    named = [
+        replace(row.runs, label=f"{row.runs.label}, {row.data}") if table.has_data else row.runs
+        for row in table.rows
+        if row.runs.named
+    ]
+    draw_curves([run for row in table.rows for run in row.runs.runs], out, named)
 
 
 def compare(runs: Any, measures: Any = ()) -> Comparison:

@@ -407,8 +407,10 @@ class Run:
             rows.append({name: value for name, value in row.items() if name not in GROUPS} | of_groups)
         return data_frame(rows)
 
-    def plot(self, out: str | Path, what: str = "curves", federation: Any = None) -> None:
-        """Draw a picture as `pefll show` does; threads may draw at once. It needs matplotlib, from the extra `plot`.
+    def plot(self, out: str | Path, what: str = "curves", federation: Any = None) -> Path:
+        """Draw a picture as `pefll show` does, and return the file; threads may draw at once.
+
+        It needs matplotlib, from the extra `plot`.
 
         Args:
             out: the file; its ending, .png, .pdf or .svg, chooses the format.
@@ -421,9 +423,10 @@ class Run:
         check_picture(file, what)
         if what == "curves":
             plot_curves(self.config, self.history, self.summary, file)
-            return
+            return file
         data = self._data(federation, None, f"plot({str(out)!r}, 'descriptors', federation=...)")
         plot_descriptors(self.method, self.server, self.config, data, file)
+        return file
 
     @property
     def columns(self) -> Columns:
