@@ -241,6 +241,24 @@ def test_own_shares_are_in_per_cent_and_own_errors_better_when_smaller(make_run:
     assert [row.cells[Column("seen", "top2")].text for row in found.rows] == ["98.3", "90.0", "80.0"], "one unit"
 
 
+def test_tables_have_intervals_and_p_if_asked(three: list[RunFolder], console: Console, tmp_path: Path) -> None:
+    """Only the CSV had them; a table said no more than a star."""
+    show([each.path for each in three[:3]], tmp_path / "x", console, ["svg"], ["md"], [], intervals=True)
+    found = compare([each.path for each in three[:3]], intervals=True)
+    assert (tmp_path / "x" / "comparison.md").read_text() == found.markdown()
+    best, fedavg = (
+        line.split(" | ") for line in found.markdown().splitlines() if line.startswith(("| pefll", "| fedavg"))
+    )
+    record = next(one for one in found.records() if one["method"] == "fedavg" and one["clients"] == "seen")
+    behind, low, high = (f"{record[name]:.1f}" for name in ("behind_best", "low", "high"))
+    assert (best[3], fedavg[3]) == ("—", rf"{behind} \[{low}, {high}\], p \< 0.001")
+    assert len(best) == len(fedavg) == 5, "two unseen clients are too few"
+    assert f"& {behind} [{low}, {high}], $p < 0.001$ &" in found.latex()
+    assert found.latex().count("&") == 3 * 4
+    assert "Behind the best: the difference" in found.note
+    assert "Behind the best" not in compare([three[0].path], intervals=True).note
+
+
 def test_a_user_names_and_orders_rows(three: list[RunFolder]) -> None:
     """Labels of own losses are long, and nobody could write others."""
     pefll_runs, fedavg, other = [each.path for each in three[:2]], three[2].path.parent, three[4].path

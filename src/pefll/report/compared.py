@@ -10,10 +10,11 @@ from pefll.core.wording import first_few
 from pefll.report.groups import SeedGroup, note_of_undefined, repeated_note
 from pefll.report.markup import latex, latex_figure, latex_note, markdown, markdown_figure
 from pefll.report.pairs import COUNTS, makes_clients, sums_of
-from pefll.report.runs import mean_std_text
+from pefll.report.runs import MISSING, mean_std_text
 from pefll.report.significance import LEAST_CLIENTS, SURE, Difference
 from pefll.runs.record import behind, metric_word
 
+_SMALL = 0.001  # smaller p are not written out
 _WORDS = {"per_sample": "", "per_client": "mean over clients", "masked": "masked", "worst_tenth": "worst tenth"}
 
 
@@ -67,6 +68,15 @@ class Cell:
         fewer = f" ({len(self.values)} of {self.seeds})" if 0 < len(self.values) < self.seeds else ""
         return mean_std_text(self.values, self.per_cent) + fewer
 
+    @property
+    def distance(self) -> str:
+        """How far the row is behind the best one, its 95% interval, and p; an em dash without a test."""
+        if self.behind is None or self.behind.clients < LEAST_CLIENTS:
+            return MISSING
+        points, low, high, p = self.behind[:4]
+        ends = [f"{0.0 - end:.1f}" if self.per_cent else f"{0.0 - end:.3g}" for end in (points, high, low)]
+        return f"{ends[0]} [{ends[1]}, {ends[2]}], " + (f"p = {p:.2g}" if p >= _SMALL else f"p < {_SMALL}")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -92,6 +102,7 @@ class ComparisonTable:
         rows: the rows; those of the same data stand together.
         shares: the measures that are in per cent.
         same_description: names of runs, by the number of their data, where other data have the same description.
+        intervals: whether each column of figures has one of differences from the best row.
     """
 
     metric: str
@@ -99,6 +110,7 @@ class ComparisonTable:
     rows: list[Row]
     shares: set[str]
     same_description: dict[int, str]
+    intervals: bool = False
 
     def __repr__(self) -> str:
         return self.markdown()
@@ -142,20 +154,24 @@ class ComparisonTable:
         """Return which test the stars are from, over how many clients, and where there are too few clients for one."""
         tests = [(column, cell.behind) for row in self.rows for column, cell in row.cells.items() if cell.behind]
         found = []
-        if starred := {column for row in self.rows for column, cell in row.cells.items() if cell.is_worse}:
+        starred = {column for row in self.rows for column, cell in row.cells.items() if cell.is_worse}
+        if self.intervals and self._tested:
+            found.append("Behind the best: the difference, its 95% interval over clients, and p.")
+        if told := set(self._tested) if self.intervals else starred:
             sizes: dict[str, set[int]] = {}
             for column, test in tests:
-                if column in starred:
+                if column in told:
                     sizes.setdefault(column.group, set()).add(test.clients)
             who = first_few(f"{_span(numbers)} {group}" for group, numbers in sizes.items())
-            seeds = {test.seeds for column, test in tests if column in starred}
+            seeds = {test.seeds for column, test in tests if column in told}
             averaged = "" if seeds == {1} else "; a client that is in several seeds is averaged over them"
             if seeds != {1} and self._seeds_have_other_clients:
                 averaged = "; each seed has clients of its own"
             found.append(
-                f"*: behind the best, p < {SURE} in a two-sided paired sign-flip test. Its unit is a client: {who} "
-                f"clients, {_span(seeds)} seed{'s' * (seeds != {1})}{averaged}. The test does not cover the randomness "
-                "of training, and is not corrected for several comparisons."
+                (f"*: behind the best, p < {SURE} in" if starred else "p is that of")
+                + f" a two-sided paired sign-flip test. Its unit is a client: {who} clients, {_span(seeds)} "
+                f"seed{'s' * (seeds != {1})}{averaged}. The test does not cover the randomness of training, and is not "
+                "corrected for several comparisons."
             )
         few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
         if few:
@@ -192,27 +208,42 @@ class ComparisonTable:
         """Whether rows are of different data."""
         return len({row.data for row in self.rows}) > 1
 
+    @property
+    def _tested(self) -> list[Column]:
+        """The columns with a paired test of enough clients."""
+        tests = {column: [row.cells[column].behind for row in self.rows] for column in self.columns}
+        return [column for column, own in tests.items() if any(test and test.clients >= LEAST_CLIENTS for test in own)]
+
+    @property
+    def _with_intervals(self) -> list[Column]:
+        return self._tested if self.intervals else []
+
     def _headings(self) -> list[str]:
-        return ["runs", "n", *(column.heading for column in self.columns)]
+        texts = [
+            text
+            for column in self.columns
+            for text in (column.heading, f"{column.heading}: behind the best")[: 1 + (column in self._with_intervals)]
+        ]
+        return ["runs", "n", *texts]
 
     def markdown(self) -> str:
         """Return the table in Markdown, with a note below it."""
         data = self.has_data
-        lines = [["data"] * data + self._headings(), ["---"] * (1 + data) + ["--:"] * (1 + len(self.columns))]
+        headings = self._headings()
+        lines = [["data"] * data + headings, ["---"] * (1 + data) + ["--:"] * (len(headings) - 1)]
         for row in self.rows:
-            texts = [row.data] * data + [row.runs.label, str(len(row.runs.runs))]
-            lines.append(
-                [
-                    *map(markdown, texts),
-                    *(markdown_figure(row.cells[column].text, best=row.cells[column].best) for column in self.columns),
-                ]
-            )
+            line = [markdown(text) for text in [row.data] * data + [row.runs.label, str(len(row.runs.runs))]]
+            for column in self.columns:
+                cell = row.cells[column]
+                line.append(markdown_figure(cell.text, best=cell.best))
+                line += [markdown(cell.distance)] * (column in self._with_intervals)
+            lines.append(line)
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{table}\n\n{markdown(self.note)}\n"
 
     def latex(self, name: str = "comparison") -> str:
         """Return the table in LaTeX, with the label tab:name; it needs the package booktabs."""
-        width = 2 + len(self.columns)
+        width = len(self._headings())
         lines = [
             r"\begin{table}",
             r"  \centering",
@@ -229,11 +260,11 @@ class ComparisonTable:
                 if self.has_data:
                     lines.append(rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{latex(row.data)}}}}} \\")
             before = row.data
-            cells = [
-                latex_figure(cell.figure, best=cell.best, worse=cell.is_worse)
-                for cell in map(row.cells.get, self.columns)
-                if cell
-            ]
+            cells = []
+            for column in self.columns:
+                cell = row.cells[column]
+                cells.append(latex_figure(cell.figure, best=cell.best, worse=cell.is_worse))
+                cells += [latex_note(cell.distance)] * (column in self._with_intervals)
             lines.append(f"    {' & '.join([latex(row.title), str(len(row.runs.runs)), *cells])} \\\\")
         return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
 

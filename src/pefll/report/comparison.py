@@ -160,7 +160,7 @@ def _draw(table: ComparisonTable, out: Path) -> None:
     draw_curves([run for row in table.rows for run in row.runs.runs], out, named)
 
 
-def compare(runs: Any, measures: Any = ()) -> Comparison:
+def compare(runs: Any, measures: Any = (), intervals: bool = False) -> Comparison:
     """Return a comparison of runs, with rows in the order of the runs.
 
     Args:
@@ -168,12 +168,13 @@ def compare(runs: Any, measures: Any = ()) -> Comparison:
             these with the names of the rows, such as `{"PeFLL": ["runs/a-0", "runs/a-1"], "Ditto": "runs/b"}`.
         measures: per_sample, per_client, masked, worst_tenth, or metrics of the runs' task; one or several. By default
             the metric that chooses the best round. "accuracy" is per_sample.
+        intervals: whether tables also say how far a row is behind the best one, with a 95% interval and p.
     """
     chosen = [measures] if isinstance(measures, str) else listed(measures, "measures", "['per_sample']")
     if not isinstance(runs, Mapping):
-        return comparison(_read(runs), chosen)
+        return comparison(_read(runs), chosen, intervals=intervals)
     named = {harmless(text(name, "the name of a row")): _read(given) for name, given in runs.items()}
-    return comparison([run for own in named.values() for run in own], chosen, named)
+    return comparison([run for own in named.values() for run in own], chosen, named, intervals)
 
 
 def _read(given: Any) -> list[StoredRun]:
@@ -196,7 +197,10 @@ def _is_run(value: Any) -> bool:
 
 
 def comparison(
-    runs: Sequence[StoredRun], measures: Sequence[str] = (), named: Mapping[str, Sequence[StoredRun]] | None = None
+    runs: Sequence[StoredRun],
+    measures: Sequence[str] = (),
+    named: Mapping[str, Sequence[StoredRun]] | None = None,
+    intervals: bool = False,
 ) -> Comparison:
     """Return a comparison of the finished ones of some runs; `named` has the runs of each row, see `compare`."""
     finished = [run for run in runs if run.finished]
@@ -208,7 +212,8 @@ def comparison(
         if measure not in known:
             raise unknown("measure", str(measure), known)
     tables = [_table(same, measures, _groups(same, named)) for same in same_metric(finished)]
-    return Comparison([one for one in tables if one.columns], [run.name for run in runs if not run.finished])
+    tables = [replace(one, intervals=intervals) for one in tables if one.columns]
+    return Comparison(tables, [run.name for run in runs if not run.finished])
 
 
 def _groups(runs: Sequence[StoredRun], named: Mapping[str, Sequence[StoredRun]] | None) -> list[SeedGroup]:
