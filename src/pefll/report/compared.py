@@ -9,9 +9,10 @@ from typing import NamedTuple
 from pefll.core.wording import first_few
 from pefll.report.groups import SeedGroup, note_of_undefined, repeated_note
 from pefll.report.markup import latex, latex_figure, latex_note, markdown, markdown_figure
-from pefll.report.pairs import COUNTS, makes_clients, sums_of
+from pefll.report.pairs import COUNTS, sums_of
 from pefll.report.runs import MISSING, mean_std_text
 from pefll.report.significance import LEAST_CLIENTS, SURE, Difference
+from pefll.runs.client_names import makes_clients
 from pefll.runs.record import behind, metric_word
 
 _SMALL = 0.001  # smaller p are not written out
@@ -191,7 +192,7 @@ class ComparisonTable:
     def _seeds_have_other_clients(self) -> bool:
         """Whether no client is in several seeds of a row."""
         groups = [row.runs.runs for row in self.rows]
-        return all(map(makes_clients, chain(*groups))) and all(
+        return all(makes_clients(run.value("partition")) for run in chain(*groups)) and all(
             len({run.config.get("data_sha256") for run in runs}) == len(runs) for runs in groups
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 from pefll.report.groups import SeedGroup
 from pefll.report.runs import StoredRun
 from pefll.report.significance import Counts, Difference, Floats, Pair, root_mean_test, sign_flip_test
+from pefll.runs.client_names import makes_clients, names_of_group
 
 # The counts of right samples in a summary that a measure is a ratio of.
 COUNTS = {"per_sample": "correct", "masked": "masked"}
@@ -56,11 +57,6 @@ def paired_test(mine: SeedGroup, best: SeedGroup, group: str, measure: str, shar
     return None
 
 
-def makes_clients(run: StoredRun) -> bool:
-    """Return whether a partition made the clients, so that another federation has other clients."""
-    return str(run.value("partition")).partition(" ")[0] in ("by-class", "dirichlet")
-
-
 def _federation(run: StoredRun) -> str:
     """Return what runs on the same federation have in common."""
     return str(run.config.get("data_sha256") or run.value("seed"))
@@ -71,11 +67,11 @@ def _clients(run: StoredRun, group: str, count: int) -> list[Hashable] | None:
 
     Clients without names are those of their federation alone. None if the data names clients, but the run does not.
     """
-    names = (run.summary or {}).get("client_names")
-    found = names.get(group) if isinstance(names, dict) else None
-    if isinstance(found, list) and len(found) == len(set(map(str, found))) == count:
-        return list(map(str, found))
-    return [(_federation(run), number) for number in range(count)] if makes_clients(run) else None
+    names = names_of_group(run.summary or {}, group)
+    if names is not None and len(names) == len(set(names)) == count:
+        return list(names)
+    made = makes_clients(run.value("partition"))
+    return [(_federation(run), number) for number in range(count)] if made else None
 
 
 def _in_places(pairs: Sequence[Pair], clients: Sequence[list[Hashable] | None]) -> list[Pair]:

@@ -45,6 +45,7 @@ from pefll.models.check import probe
 from pefll.models.own import Choice
 from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint
+from pefll.runs.client_names import ClientNames, names_in, names_in_summary
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
 from pefll.runs.halves import Embedder, Generator, Origin, halves_of
@@ -162,7 +163,7 @@ class Run:
         final: the method's state after the last round.
         model_spec: the input, output and origin of the run's models.
         summary: results, as in summary.json; empty if the run is not finished.
-        federation: the data; None for a run loaded from its folder.
+        federation: the data; None for a run loaded from its folder, which has the names of its `clients` alone.
         history: evaluations during training, oldest first, as in history.jsonl.
         prior: the method's state after the rounds that only `prior_clients` of the seen clients took part in; None
             for a run without such rounds.
@@ -427,6 +428,11 @@ class Run:
         data = self._data(federation, None, f"plot({str(out)!r}, 'descriptors', federation=...)")
         plot_descriptors(self.method, self.server, self.config, data, file)
         return file
+
+    @property
+    def clients(self) -> ClientNames:
+        """The names of the seen and the unseen clients; a loaded run has them from its summary."""
+        return names_in_summary(self.summary) if self.federation is None else names_in(self.federation)
 
     @property
     def columns(self) -> Columns:

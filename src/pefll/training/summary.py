@@ -32,6 +32,7 @@ from pefll.engines.hardware import device_name, peak_memory_bytes
 from pefll.methods import hyperparameters, split_networks
 from pefll.methods.contract import Method
 from pefll.report.descriptors import Descriptors
+from pefll.runs.client_names import entry_of
 from pefll.runs.progress import Progress
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.tasks.settings import with_names
@@ -168,20 +169,12 @@ def summary_of(
         "errors": list(measure.errors),  # metrics that are better when smaller
         **({"as_new": as_new[0]} if as_new else {}),
         **(measure.of_clients(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else _NO_COUNTS),
-        **_client_names(federation),
+        **entry_of(federation),
     }
 
 
 # Of a run with too many clients.
 _NO_COUNTS = {"client_counts": None}
-
-
-def _client_names(federation: Federation) -> dict[str, Any]:
-    """Return the clients' names in the data, by group; {} if a partition made the clients, or if there are too many."""
-    if federation.num_clients > COUNTED_CLIENTS or not (federation.names or federation.keys is not None):
-        return {}
-    names = list(map(federation.name_of, range(federation.num_clients)))
-    return {"client_names": {"seen": names[: federation.num_seen], "unseen": names[federation.num_seen :]}}
 
 
 def _timing(lockstep: int, device: torch.device) -> str:
