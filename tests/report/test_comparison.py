@@ -19,6 +19,7 @@ import pefll
 from pefll.core.errors import PefllError
 from pefll.report import compare, show
 from pefll.report.compared import Column
+from pefll.report.markup import latex_note
 from pefll.report.significance import Pair, sign_flip_test
 from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
@@ -255,6 +256,7 @@ def test_tables_have_intervals_and_p_if_asked(three: list[RunFolder], console: C
     assert len(best) == len(fedavg) == 5, "two unseen clients are too few"
     assert f"& {behind} [{low}, {high}], $p < 0.001$ &" in found.latex()
     assert found.latex().count("&") == 3 * 4
+    assert latex_note("1.0 [0.0, 2.0], p = 0.03") == "1.0 [0.0, 2.0], $p = 0.03$"
     assert "Behind the best: the difference" in found.note
     assert "Behind the best" not in compare([three[0].path], intervals=True).note
 
