@@ -13,6 +13,7 @@ import torch
 
 import pefll
 from pefll.methods import METHODS
+from pefll.runs.client_names import names_in_summary
 from pefll.training.personalizing import write_each
 from tests.federations import ragged
 
@@ -86,6 +87,11 @@ def test_a_saved_run_and_other_data(run, tmp_path):
     loaded = pefll.load(tmp_path / "run")
     mine, theirs = trained.model_of("user 2"), loaded.model_of("user 2", federation)
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+    assert loaded.clients == trained.clients
+    assert loaded.clients.unseen == ("user 6", "user 7")
+    assert names_in_summary({"partition": "by-class 2", "num_seen": 2, "num_clients": 3}) == (("0", "1"), ("2",))
+    with pytest.raises(pefll.PefllError, match="PEFLL-T663"):
+        assert dataclasses.replace(loaded, summary={}).clients
     for call, ask in {
         "model_of(0, federation=...)": lambda: loaded.model_of(0),
         "predictions(federation=...)": loaded.predictions,

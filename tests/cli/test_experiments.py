@@ -220,9 +220,9 @@ def test_what_a_new_client_pays_for_other_tasks(pefll, refused, tmp_path):
         said = pefll("cost", *sources, "--out", tmp_path / f"cost{number}")
         assert said.code == 0, said.err
         table = (tmp_path / f"cost{number}.md").read_text()
-        assert "| method | unseen, rmse | exchanges |" in table
+        assert "| method | unseen, RMSE | exchanges |" in table
         assert "| method | unseen, micro F1, % | exchanges |" in table
-    assert "| seen, rmse | unseen, rmse |" in pefll("results", "table", tmp_path / "results").out
+    assert "| seen, RMSE | unseen, RMSE |" in pefll("results", "table", tmp_path / "results").out
     federation = federation_from_arrays(x, x[:, 0], np.repeat(np.arange(12), 20), unseen=0.25)
     fitting.fit(federation, "fedavg", rounds=1, local_steps=1, clients_per_round=2, out=tmp_path / "python")
     assert pefll("results", "add", tmp_path / "python", "--to", tmp_path / "other").code == 0

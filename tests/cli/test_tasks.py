@@ -174,7 +174,7 @@ def test_a_search_for_numbers(pefll, table, tmp_path):
         *("--out", tmp_path / "runs", "--to", tmp_path / "to"),
     )
     assert said.code == 0, said.err
-    assert "validation rmse seen" in said.err
+    assert "validation RMSE seen" in said.err
     (kept,) = map(json.loads, (path.read_text() for path in (tmp_path / "to").glob("*.json")))
     assert (kept["metric"], kept["task"], kept["best"]["settings"]) == ("rmse", "regression", {"client_lr": 0.05})
 

@@ -39,12 +39,15 @@ def result(seed: int, seen: float, unseen: float, dataset: str = "cifar10") -> d
 
 
 def test_a_finished_run_becomes_one_small_file(tmp_path):
-    fit(ragged(), rounds=4, eval_every=2, local_steps=1, clients_per_round=2, out=tmp_path / "run", embedding="linear")
+    data = dataclasses.replace(ragged(), names=tuple("abcdefgh"))
+    fit(data, rounds=4, eval_every=2, local_steps=1, clients_per_round=2, out=tmp_path / "run", embedding="linear")
     path = collect(RunFolder(tmp_path / "run"), tmp_path / "results")
     assert path.name == "arrays-pefll-n8-local_steps_1-embedding_linear-seed0.json"
     kept = json.loads(path.read_text())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     del summary["check"], summary["fingerprints"]  # of the file, and of code that has a name
+    assert summary.pop("client_names") == {"seen": list("abcdef"), "unseen": ["g", "h"]}
+    assert "client_names" not in kept, "they may be people"
     assert {key: kept[key] for key in summary} == summary
     assert [row["round"] for row in kept["validation"]] == [2, 4]
     assert kept["command"] == ""  # data given in Python is not made again by a command
@@ -247,7 +250,7 @@ def test_results_of_other_tasks_have_their_own_metric(tmp_path):
     assert accuracies.startswith("| data, clients | method | seeds | seen, % | paper |")
     assert len(others) == 2
     tables = {table.split(" | ")[3]: table.splitlines()[2:] for table in others}
-    assert list(tables) == ["seen, micro F1, %", "seen, rmse"]
+    assert list(tables) == ["seen, micro F1, %", "seen, RMSE"]
     assert all(len(rows) == 1 and rows[0].split(" | ")[2] == "2" and " ± " in rows[0] for rows in tables.values())
     undefined = next(one for one in results if "micro_f1" in one["metrics"]["best"]["seen"])
     undefined["metrics"]["best"]["seen"]["micro_f1"] = None

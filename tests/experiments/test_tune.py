@@ -364,7 +364,7 @@ def test_the_lowest_error_is_chosen_for_numbers(tmp_path):
     )
     kept = json.loads(trials.path.read_text())
     assert (kept["metric"], kept["smaller_is_better"]) == ("rmse", True)
-    assert "validation rmse" in kept["what"]
+    assert "validation RMSE" in kept["what"]
     scores = {row["settings"]["client_lr"]: row["held_out_validation"] for row in kept["trials"]}
     assert scores[0.05] < scores[1e-9]
     assert kept["best"]["settings"] == {"local_steps": 2, "client_lr": 0.05}
@@ -375,7 +375,7 @@ def test_the_lowest_error_is_chosen_for_numbers(tmp_path):
     )  # fmt: skip
     assert scores[0.05] == alone.evaluate("validation").unseen.rmse
     table = trials_table(trials, (0,))
-    assert "rmse" in table.title
+    assert "RMSE" in table.title
     assert [column.header for column in table.columns][-1] == "held out validation"
     # Ties between errors are ranked by the error of seen clients that are treated as new.
     rows = [{"settings": {"new_lr": rate}, "seed": 0, "seen_validation": 2.0} for rate in (0.1, 0.2, 0.3)]

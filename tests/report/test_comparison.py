@@ -9,6 +9,7 @@ import math
 import re
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from rich.console import Console
 import pefll
 from pefll.core.errors import PefllError
 from pefll.report import compare, show
-from pefll.report.comparison import Column
+from pefll.report.compared import Column
+from pefll.report.markup import latex_note
 from pefll.report.pairs import sums_of
 from pefll.report.runs import read_runs
 from pefll.report.significance import Pair, sign_flip_test
+from pefll.runs.config import Config
 from pefll.runs.record import RunFolder
 
 from .conftest import MakeRun, measures
@@ -55,7 +58,10 @@ def test_means_the_best_and_the_paired_test(three: list[RunFolder], make_run: Ma
     fedavg, other, mine = (row.cells[SEEN] for row in found.rows)
     assert mine.values == pytest.approx([80, 84])
     assert (fedavg.best, other.best, mine.best) == (False, False, True)
-    pairs = [Pair(*(np.array(one) for one in ([10] * 30, [6] * 30, [8] * 29 + [last]))) for last in (8, 9)]
+    pairs = []  # each seed has clients of its own
+    for one in ([10] * 30, [6] * 30, [8] * 30), ([10] * 30, [6] * 30, [8] * 29 + [9]):
+        places = [[0] * 30 * len(pairs) + part + [0] * 30 * (1 - len(pairs)) for part in one]
+        pairs.append(Pair(*map(np.array, places)))
     assert fedavg.behind == sign_flip_test(pairs)
     assert fedavg.is_worse
     assert other.behind is not None, "one seed that both have"
@@ -138,9 +144,9 @@ def test_errors_are_better_when_smaller_and_not_in_per_cent(make_run: MakeRun) -
         ("fedavg", False),
         ("local", False),
     ]
-    assert found.note.startswith("Test rmse at the best round, mean")
-    assert "There is no paired test for rmse." in found.note
-    assert "| runs | n | seen, rmse |" in found.markdown()
+    assert found.note.startswith("Test RMSE at the best round, mean")
+    assert "There is no paired test for RMSE." in found.note
+    assert "| runs | n | seen, RMSE |" in found.markdown()
     assert "| pefll | 1 | **0.053** |" in found.markdown()
     assert r"\textbf{0.053}" in found.latex()
     assert found.records()[0]["mean"] == 0.05321
@@ -169,7 +175,7 @@ def test_errors_that_add_up_over_clients_have_a_paired_test(make_run: MakeRun) -
         assert (test.points, test.p, test.clients) == (pytest.approx(-lead), 2 / 2**6, 6)
         assert worse[measure].text.endswith("*")
     assert worse["r2"].behind is None, "clients' R² do not add up to it"
-    assert "There is no paired test for r2." in found.note
+    assert "There is no paired test for R²." in found.note
     record = next(one for one in found.records() if one["measure"] == "rmse" and not one["best"])
     assert 0 < record["low"] <= record["behind_best"] <= record["high"]
     (stored,) = read_runs([folder])
@@ -185,13 +191,13 @@ def test_runs_of_several_tasks_are_not_ranked_together(make_run: MakeRun) -> Non
     found = compare(folder.path.parent)
     assert [table.metric for table in found.tables] == ["rmse", "per_sample"]
     assert [[column.heading for column in table.columns] for table in found.tables] == [
-        ["seen, rmse"],
+        ["seen, RMSE"],
         ["seen", "unseen"],
     ]
     assert [row.runs.label for row in found.rows] == ["pefll", "fedavg"]  # each is alone in its table
     assert not any(table.rows[0].cells[table.columns[0]].best for table in found.tables), "there is no choice"
     assert "bold" not in found.note
-    assert re.findall(r"\*\*(Test .*)\*\*", found.markdown()) == ["Test rmse", "Test accuracy in %"]
+    assert re.findall(r"\*\*(Test .*)\*\*", found.markdown()) == ["Test RMSE", "Test accuracy in %"]
     latex = found.latex()
     assert (latex.count(r"\begin{table}"), latex.count(r"\usepackage")) == (2, 1)
     assert [record["measure"] for record in found.records()] == ["rmse", "per_sample", "per_sample"]
@@ -208,7 +214,7 @@ def test_tasks_are_named_plainly_and_losses_of_different_tasks_are_not_ranked(ma
     best = [[cell.best for cell in row.cells.values()] for row in found.rows]
     assert best == [[True, False], [False, False]]
     (table,) = found.tables
-    assert table.title == "Test rmse and loss"
+    assert table.title == "Test RMSE and loss"
     plain = make_run("x/c", method="fedavg", evaluations=0)
     smooth = make_run("x/d", method="fedavg", evaluations=0, asked={"task": "classification label_smoothing=0.1"})
     found = compare([plain.path, smooth.path])
@@ -242,6 +248,51 @@ def test_own_shares_are_in_per_cent_and_own_errors_better_when_smaller(make_run:
     earlier = make_run("x/c", method="local", **of_own_metrics(0.7, 0.8, 3.5) | {"shares": None, "errors": 7})
     found = compare([tmp_path / "x", earlier.path], ["top2"])
     assert [row.cells[Column("seen", "top2")].text for row in found.rows] == ["98.3", "90.0", "80.0"], "one unit"
+
+
+def test_tables_have_intervals_and_p_if_asked(three: list[RunFolder], console: Console, tmp_path: Path) -> None:
+    """Only the CSV had them; a table said no more than a star."""
+    show([each.path for each in three[:3]], tmp_path / "x", console, ["svg"], ["md"], [], intervals=True)
+    found = compare([each.path for each in three[:3]], intervals=True)
+    assert (tmp_path / "x" / "comparison.md").read_text() == found.markdown()
+    best, fedavg = (
+        line.split(" | ") for line in found.markdown().splitlines() if line.startswith(("| pefll", "| fedavg"))
+    )
+    record = next(one for one in found.records() if one["method"] == "fedavg" and one["clients"] == "seen")
+    behind, low, high = (f"{record[name]:.1f}" for name in ("behind_best", "low", "high"))
+    assert (best[3], fedavg[3]) == ("—", rf"{behind} \[{low}, {high}\], p \< 0.001")
+    assert len(best) == len(fedavg) == 5, "two unseen clients are too few"
+    assert f"& {behind} [{low}, {high}], $p < 0.001$ &" in found.latex()
+    assert found.latex().count("&") == 3 * 4
+    assert latex_note("1.0 [0.0, 2.0], p = 0.03") == "1.0 [0.0, 2.0], $p = 0.03$"
+    assert "Behind the best: the difference" in found.note
+    assert "Behind the best" not in compare([three[0].path], intervals=True).note
+
+
+def test_a_user_names_and_orders_rows(three: list[RunFolder]) -> None:
+    """Labels of own losses are long, and nobody could write others."""
+    pefll_runs, fedavg, other = [each.path for each in three[:2]], three[2].path.parent, three[4].path
+    given = {"ours, 100% & $x$": pefll_runs, "FedAvg": fedavg, "pefll too": [other]}
+    found = compare(given)
+    assert [row.runs.label for row in found.rows] == [row.title for row in found.rows] == list(given)
+    assert [len(row.runs.runs) for row in found.rows] == [2, 2, 1]
+    assert r"ours, 100\% \& \$x\$ & 2 & \textbf{82.0" in found.latex()
+    assert "have their defaults" not in found.note, "these names name no settings"
+    assert [one["runs"] for one in found.records()[::2]] == list(given)
+    assert [row.runs.label for row in compare([other, *pefll_runs]).rows] == ["pefll lr 0.1", "pefll"], "as given"
+    with pytest.raises(PefllError, match="PEFLL-O623"):
+        compare({"mine": [*pefll_runs, other]})
+    assert repr(found) == str(found) == found.markdown()
+    assert repr(found.tables[0]) == found.tables[0].markdown()
+
+
+def test_runs_in_memory_are_compared_like_their_folders(three: list[RunFolder]) -> None:
+    runs = [
+        SimpleNamespace(config=Config.load(one.config_file), history=one.history(), summary=one.summary())
+        for one in three
+    ]
+    assert str(compare(runs).records()) == str(compare([one.path for one in three]).records())
+    assert compare({"A": runs[2], "B": [three[0].path, runs[1]]}).rows[1].cells[SEEN].text == "82.0 ± 2.8"
 
 
 def test_records_have_numbers(three: list[RunFolder]) -> None:
@@ -302,6 +353,37 @@ def test_other_clients_or_seeds_are_no_pairs(make_run: MakeRun) -> None:
     assert [row.cells[SEEN].behind for row in found.rows] == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("told", "clients", "meaning"),
+    [
+        ({"partition": "natural"}, 6, "averaged over them"),
+        ({"partition": "natural", "client_names": None}, 0, ""),  # a run of an earlier version
+        ({"partition": "by-class 2", "client_names": None}, 12, "each seed has clients of its own"),
+    ],
+)
+def test_a_client_is_one_unit_of_the_test_whatever_its_number(
+    make_run: MakeRun, tmp_path: Path, told: dict[str, Any], clients: int, meaning: str
+) -> None:
+    """Seeds have clients in other orders, but the test averaged over the clients of the same number."""
+    names, right = list("abcdef"), [9, 9, 9, 9, 9, 4]
+    for seed, order in enumerate(([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])):
+        for method, correct in (("pefll", [right[k] for k in order]), ("fedavg", [3] * 6)):
+            named = {"client_names": {"seen": [names[k] for k in order], "unseen": ["g"]}}
+            kept = counts(correct) | named | told
+            make_run(f"x/{method}-{seed}", method=method, seed=seed, seen=sum(correct) / 60, **kept)
+    found = compare(tmp_path / "x")
+    test = found.rows[0].cells[SEEN].behind
+    if not clients:
+        assert test is None
+        return
+    by_name = [Pair(np.array([10] * 6), np.array([3] * 6), np.array(right))]
+    apart = [[10] * 6 + [0] * 6, [3] * 6 + [0] * 6, [*right, *[0] * 6]]
+    of_seeds = [Pair(*map(np.array, apart)), Pair(*(np.array(part[6:] + part[:6][::-1]) for part in apart))]
+    assert test == sign_flip_test(by_name * 2 if clients == 6 else of_seeds)
+    assert test.clients == clients
+    assert meaning in found.note
+
+
 def test_what_cannot_be_compared(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a")
     for ask, code in (
@@ -327,6 +409,21 @@ def test_show_writes_tables_and_formats(three: list[RunFolder], console: Console
         with pytest.raises(PefllError, match="PEFLL-A101"):
             show(paths, tmp_path / "other", console, *wrong)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_comparison_draws_its_curves_with_its_names(
+    three: list[RunFolder], make_run: MakeRun, tmp_path: Path
+) -> None:
+    numbers = make_run("numbers", evaluations=0, **of_regression(7.0))
+    numbers.append_history({"round": 1, "seconds": 1.0, "seen": {"rmse": 3.0}, "unseen": None})
+    named = compare({"Ours, as in the paper before": three[0].path, "Number": numbers.path, "Theirs": three[2].path})
+    assert named.plot(str(tmp_path / "a.svg")) == [tmp_path / "a.svg", tmp_path / "a-rmse.svg"]
+    text = (tmp_path / "a.svg").read_text()
+    assert all(f"<!-- {name} -->" in text for name in ("Ours, as in the paper before", "Theirs"))
+    with pytest.raises(PefllError, match="PEFLL-O009"):
+        named.plot(tmp_path / "a.docx")
+    with pytest.raises(PefllError, match="PEFLL-O006"):
+        compare(make_run("none", evaluations=0).path).plot(tmp_path / "b.png")
 
 
 def test_python_has_it() -> None:
@@ -377,15 +474,17 @@ def test_there_is_no_star_where_none_can_be_significant(make_run: MakeRun, tmp_p
             unseen = {"samples": [10] * 5, "correct": [right] * 5, "masked": [right] * 5}
             group = {"samples": [10] * 6, "correct": [right] * 6, "masked": [right] * 6}
             few = {"client_counts": {"seen": group, "unseen": unseen}}
-            make_run(f"x/{method}-{seed}", method=method, seed=seed, seen=seen, unseen=seen, **few)
+            asked = {"data_sha256": "one federation for all seeds"}
+            make_run(f"x/{method}-{seed}", method=method, seed=seed, seen=seen, unseen=seen, asked=asked, **few)
     found = compare(tmp_path / "x")
     mine = found.rows[0].cells
     assert [mine[column].text for column in (SEEN, UNSEEN)] == ["20.0 ± 0.0*", "20.0 ± 0.0"]
     assert mine[SEEN].behind == sign_flip_test([Pair(*(np.array([n] * 6) for n in (10, 2, 9)))] * 2)
     assert (
-        "*: behind the best, p < 0.05 in a two-sided paired sign-flip test. Its unit is a client, averaged over the "
-        "seeds that both rows have: 6 seen clients, 2 seeds. It does not cover the randomness of training, and is not "
-        "corrected for several comparisons. The test needs 6 clients, so that unseen clients have none."
+        "*: behind the best, p < 0.05 in a two-sided paired sign-flip test. Its unit is a client: 6 seen clients, "
+        "2 seeds; a client that is in several seeds is averaged over them. The test does not cover the randomness of "
+        "training, and is not corrected for several comparisons. The test needs 6 clients, so that unseen clients have "
+        "none."
     ) in found.note
     assert r"$^*$: behind the best, $p < 0.05$ in a two-sided" in found.latex()
     records = {(one["method"], one["clients"]): one for one in found.records()}

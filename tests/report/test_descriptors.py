@@ -189,7 +189,7 @@ def test_a_run_in_python_draws_the_pictures_of_its_folder(tmp_path: Path) -> Non
     with ThreadPoolExecutor(2) as pool:
         for job in [pool.submit(run.plot, tmp_path / f"my-{what}.png", what) for what in PICTURES]:
             job.result()
-    pefll.load(tmp_path / "run").plot(tmp_path / "loaded.png")
+    assert pefll.load(tmp_path / "run").plot(tmp_path / "loaded.png") == tmp_path / "loaded.png"
     for mine, drawn in (("my-curves", "curves"), ("loaded", "curves"), ("my-descriptors", "descriptors")):
         assert (tmp_path / f"{mine}.png").read_bytes() == (tmp_path / f"{drawn}.png").read_bytes()
     with pytest.raises(PefllError, match="PEFLL-A101"):

@@ -201,7 +201,7 @@ def test_an_undefined_metric_has_its_reason(make_run: MakeRun, console: Console)
     found = compare([folder.path for folder in folders], ["micro_f1", "auc"])
     assert [cell.text for cell in found.rows[0].cells.values()] == ["50.0 (1 of 2)", "—"]
     assert "(k of n): only k of the n seeds have a value." in found.note
-    assert f"{why} —: no value of auc, which needs positive and negative labels." in found.note
+    assert f"{why} —: no value of AUC, which needs positive and negative labels." in found.note
     assert "(1 of 2)" in found.latex()
 
 

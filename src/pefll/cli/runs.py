@@ -36,6 +36,9 @@ def show(
             show_default=False,
         ),
     ] = "",
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="--table also says how far rows are behind the best, with p.")
+    ] = False,
 ) -> None:
     """Compare runs: tables of accuracies, learning curves, and a map of client descriptors.
 
@@ -48,7 +51,9 @@ def show(
     from pefll.report import show as show_runs
 
     folders = [each.path for path in paths for each in runs_below(path)]
-    show_runs(folders, folder or paths[0], out, *map(_listed, (formats, tables, measures)))
+    show_runs(
+        folders, folder or paths[0], out, _listed(formats), _listed(tables), _listed(measures), intervals=intervals
+    )
 
 
 def _listed(text: str) -> list[str]:

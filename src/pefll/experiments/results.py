@@ -64,10 +64,10 @@ def collect(
         {"round": row["round"]} | {group: _rounded(row[group], run.metric) for group in GROUPS if row.get(group)}
         for row in run.history
     ]
-    # Methods, models and data of experiments have names, so that they need no fingerprints.
-    content = {
-        name: value for name, value in summary.items() if name != "fingerprints" or _has_own_code(config, summary)
-    }
+    # Methods, models and data of experiments have names, so that they need no fingerprints. Clients may be people.
+    content = {name: value for name, value in summary.items() if name != "client_names"}
+    if not _has_own_code(config, summary):
+        content.pop("fingerprints", None)
     if not summary["command"]:  # no command makes data again that was given in Python
         content["options"] = _options(config.command())
     make_folder(target)
@@ -255,7 +255,7 @@ def in_per_cent(result: Result) -> bool:
 
 
 def heading(result: Result, group: str) -> str:
-    """Return the heading of a column with the metric of results: `"seen, %"` or `"seen, rmse"`."""
+    """Return the heading of a column with the metric of results: `"seen, %"` or `"seen, RMSE"`."""
     metric = metric_of(result)
     words = [] if metric == "per_sample" else [metric_word(metric)]
     return ", ".join([group, *words, *(["%"] if in_per_cent(result) else [])])

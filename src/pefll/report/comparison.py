@@ -2,246 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pefll.core.arguments import listed
+from pefll.core.arguments import listed, text
 from pefll.core.arguments import path as as_path
 from pefll.core.errors import PefllError, unknown
 from pefll.core.files import make_folder, write_csv, write_whole
-from pefll.core.wording import first_few
-from pefll.report.groups import SeedGroup, group_runs, names_of, note_of_undefined, repeated_note, task_of
-from pefll.report.markup import latex, latex_figure, latex_note, markdown, markdown_figure
-from pefll.report.pairs import COUNTS, paired_test, sums_of
+from pefll.core.wording import either, first_few, harmless
+from pefll.report.compared import Cell, Column, ComparisonTable, Row
+from pefll.report.groups import SeedGroup, group_runs, has_curve, names_of, task_of
+from pefll.report.markup import markdown
+from pefll.report.pairs import paired_test
+from pefll.report.plots import check_drawable, draw_curves
 from pefll.report.runs import (
     StoredRun,
     describe_data,
     in_per_cent,
     mean_and_std,
     mean_std_text,
-    read_runs,
+    read_run,
+    run_in_memory,
     same_data,
     same_metric,
 )
-from pefll.report.significance import LEAST_CLIENTS, SURE, Difference
-from pefll.runs.record import GROUPS, MEASURES, behind, figures_in, meant, metric_word, runs_below
+from pefll.report.significance import LEAST_CLIENTS
+from pefll.runs.record import GROUPS, MEASURES, figures_in, meant, runs_below
 
 TABLES = ("md", "tex", "csv")
-_WORDS = {"per_sample": "", "per_client": "mean over clients", "masked": "masked", "worst_tenth": "worst tenth"}
 
 
-class Column(NamedTuple):
-    """A column of figures: a group of clients, `"seen"` or `"unseen"`, and a metric, such as `record.MEASURES`."""
-
-    group: str
-    measure: str
-
-    @property
-    def heading(self) -> str:
-        """The column's name in a table."""
-        return ", ".join(filter(None, (self.group, _WORDS.get(self.measure, metric_word(self.measure)))))
-
-    def measured(self, metric: str) -> str:
-        """Return the metric of the column: that of the runs, `metric`, for its means over clients."""
-        return behind(self.measure, metric)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The figures of one row in one column.
-
-    Attributes:
-        values: the test metric of each seed that has one; shares, such as accuracies, in per cent.
-        best: whether no mean of the same data is better, as the table shows it. Errors are better when smaller.
-        behind: the paired comparison with the best row; None for the best row, and if they share no seeds or clients.
-        per_cent: whether the values are in per cent.
-        seeds: number of seeds of the row; a metric may be undefined for some of them.
-    """
-
-    values: list[float]
-    best: bool = False
-    behind: Difference | None = None
-    per_cent: bool = True
-    seeds: int = 0
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether the paired test finds that the best row is better."""
-        return self.behind is not None and self.behind.points < 0 and self.behind.p < SURE
-
-    @property
-    def text(self) -> str:
-        """Mean ± standard deviation, and a star if the best row is better by the paired test."""
-        return self.figure + ("*" if self.is_worse else "")
-
-    @property
-    def figure(self) -> str:
-        """Mean ± standard deviation, and the number of seeds with a value, if others have none."""
-        fewer = f" ({len(self.values)} of {self.seeds})" if 0 < len(self.values) < self.seeds else ""
-        return mean_std_text(self.values, self.per_cent) + fewer
-
-
-@dataclass(frozen=True)
-class Row:
-    """Runs that differ only by seed, and their cells by column."""
-
-    data: str
-    runs: SeedGroup
-    cells: dict[Column, Cell]
-
-    @property
-    def title(self) -> str:
-        """The name of the runs with the title of the method, as papers write it."""
-        return self.runs.title
-
-
-@dataclass(frozen=True)
-class ComparisonTable:
-    """Runs with the same first metric: a row for each setting, a column for each group of clients and measure.
-
-    Attributes:
-        metric: the metric that chooses the best round of these runs.
-        columns: the columns, in order.
-        rows: the rows; those of the same data stand together.
-        shares: the measures that are in per cent.
-        same_description: names of runs, by the number of their data, where other data have the same description.
-    """
-
-    metric: str
-    columns: list[Column]
-    rows: list[Row]
-    shares: set[str]
-    same_description: dict[int, str]
-
-    @property
-    def title(self) -> str:
-        """What the figures are, and which of them are in per cent."""
-        shares = {column.measured(self.metric): column.measure in self.shares for column in self.columns}
-        if len(shares) > 1:
-            shares.pop("masked", None)  # an accuracy, too
-        if all(shares.values()):
-            return f"Test {first_few(map(metric_word, shares))} in %"
-        return f"Test {first_few(metric_word(name) + ' in %' * share for name, share in shares.items())}"
-
-    @property
-    def note(self) -> str:
-        """What the figures and marks mean, in sentences."""
-        cells = [cell for row in self.rows for cell in row.cells.values()]
-        runs = [run for row in self.rows for run in row.runs.runs]
-        bold = "; bold: the best" if any(cell.best for cell in cells) else ""
-        sentences = [f"{self.title} at the best round, mean ± standard deviation over n seeds{bold}."]
-        if self._names_settings:
-            sentences.append("Settings that a row does not name have their defaults.")
-        sentences += self._sentences_about_the_test()
-        if any(0 < len(cell.values) < cell.seeds for cell in cells):
-            sentences.append("(k of n): only k of the n seeds have a value.")
-        if undefined := note_of_undefined(runs, [column.measure for column in self.columns]):
-            sentences.append(undefined)
-        if self._has_data:
-            sentences.append("Only rows of the same data can be compared.")
-            sentences += [f"Data ({number}): {runs}." for number, runs in self.same_description.items()]
-        else:
-            sentences.append(f"Data: {self.rows[0].data}.")
-        if len({row.runs.runs[0].text("task") for row in self.rows}) > 1 and self._has_loss:
-            sentences.append("Losses of different tasks cannot be compared.")
-        if repeated := repeated_note([row.runs for row in self.rows]):
-            sentences.append(repeated)
-        return " ".join(sentences)
-
-    def _sentences_about_the_test(self) -> list[str]:
-        """Return which test the stars are from, over how many clients, and where there are too few clients for one."""
-        tests = [(column, cell.behind) for row in self.rows for column, cell in row.cells.items() if cell.behind]
-        found = []
-        if starred := {column for row in self.rows for column, cell in row.cells.items() if cell.is_worse}:
-            sizes: dict[str, set[int]] = {}
-            for column, test in tests:
-                if column in starred:
-                    sizes.setdefault(column.group, set()).add(test.clients)
-            who = first_few(f"{_span(numbers)} {group}" for group, numbers in sizes.items())
-            seeds = {test.seeds for column, test in tests if column in starred}
-            found.append(
-                f"*: behind the best, p < {SURE} in a two-sided paired sign-flip test. Its unit is a client, averaged "
-                f"over the seeds that both rows have: {who} clients, {_span(seeds)} seed{'s' * (seeds != {1})}. It "
-                "does not cover the randomness of training, and is not corrected for several comparisons."
-            )
-        few = dict.fromkeys(column.group for column, test in tests if test.clients < LEAST_CLIENTS)
-        if few:
-            found.append(f"The test needs {LEAST_CLIENTS} clients, so that {first_few(few)} clients have none.")
-        ranked = dict.fromkeys(column for row in self.rows for column, cell in row.cells.items() if cell.best)
-        if untested := dict.fromkeys(column.measure for column in ranked if not self._has_sums(column)):
-            words = first_few(_WORDS.get(name, metric_word(name)) for name in untested)
-            found.append(f"There is no paired test for {words}.")
-        return found
-
-    def _has_sums(self, column: Column) -> bool:
-        """Return whether a column's measure can have a paired test."""
-        runs = (run for row in self.rows for run in row.runs.runs)
-        return column.measure in COUNTS or any(sums_of(run, *column) for run in runs)
-
-    @property
-    def _names_settings(self) -> bool:
-        return any(", " in row.title for row in self.rows)
-
-    @property
-    def _has_loss(self) -> bool:
-        return any(column.measured(self.metric) == "loss" for column in self.columns)
-
-    @property
-    def _has_data(self) -> bool:
-        return len({row.data for row in self.rows}) > 1
-
-    def _headings(self) -> list[str]:
-        return ["runs", "n", *(column.heading for column in self.columns)]
-
-    def markdown(self) -> str:
-        """Return the table in Markdown, with a note below it."""
-        data = self._has_data
-        lines = [["data"] * data + self._headings(), ["---"] * (1 + data) + ["--:"] * (1 + len(self.columns))]
-        for row in self.rows:
-            texts = [row.data] * data + [row.runs.label, str(len(row.runs.runs))]
-            lines.append(
-                [
-                    *map(markdown, texts),
-                    *(markdown_figure(row.cells[column].text, best=row.cells[column].best) for column in self.columns),
-                ]
-            )
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{table}\n\n{markdown(self.note)}\n"
-
-    def latex(self, name: str = "comparison") -> str:
-        """Return the table in LaTeX, with the label tab:name; it needs the package booktabs."""
-        width = 2 + len(self.columns)
-        lines = [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{latex_note(self.note)}}}",
-            rf"  \label{{tab:{name}}}",
-            rf"  \begin{{tabular}}{{l{'r' * (width - 1)}}}",
-            r"    \toprule",
-            f"    {' & '.join(['method', '$n$', *map(latex, self._headings()[2:])])} \\\\",
-        ]
-        before = None
-        for row in self.rows:
-            if row.data != before:
-                lines.append(r"    \midrule")
-                if self._has_data:
-                    lines.append(rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{latex(row.data)}}}}} \\")
-            before = row.data
-            cells = [
-                latex_figure(cell.figure, best=cell.best, worse=cell.is_worse)
-                for cell in map(row.cells.get, self.columns)
-                if cell
-            ]
-            lines.append(f"    {' & '.join([latex(row.title), str(len(row.runs.runs)), *cells])} \\\\")
-        return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}", ""])
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs side by side, in a table for each metric that chooses best rounds.
 
@@ -253,7 +50,11 @@ class Comparison:
     tables: list[ComparisonTable]
     unfinished: list[str]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return self.markdown()
+
+    def _repr_markdown_(self) -> str:
+        """Return what a notebook shows."""
         return self.markdown()
 
     @property
@@ -322,8 +123,8 @@ class Comparison:
         form = path.suffix.removeprefix(".")
         if form not in TABLES:
             raise PefllError(
-                f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv, and draw figures with "
-                "`pefll show RUNS --format pdf`",
+                f"cannot write {path.name}; choose a name that ends in .md, .tex or .csv, and draw curves with "
+                f"{either('`pefll show RUNS --format pdf`', 'comparison.plot(FILE)')}",
                 code="PEFLL-O620",
             )
         make_folder(path.parent)
@@ -332,23 +133,76 @@ class Comparison:
         else:
             write_whole(path, (self.markdown() if form == "md" else self.latex()).encode())
 
+    def plot(self, out: Path | str) -> list[Path]:
+        """Draw the rows' curves as `pefll show` does, and return the files. It needs matplotlib, from the extra `plot`.
 
-def compare(paths: Any, measures: Any = ()) -> Comparison:
-    """Return a comparison of runs.
+        Args:
+            out: the file; its ending, .png, .pdf or .svg, chooses the format. The curves of another metric are in a
+                file of their own, whose name ends in the metric's.
+        """
+        out = as_path(out)
+        check_drawable(out)
+        drawn = [table for table in self.tables if any(has_curve(run) for row in table.rows for run in row.runs.runs)]
+        written = []
+        for number, table in enumerate(drawn or self.tables[:1]):  # one without a curve has an error that says so
+            written.append(out.with_stem(f"{out.stem}-{table.metric}") if number else out)
+            _draw(table, written[-1])
+        return written
+
+
+def _draw(table: ComparisonTable, out: Path) -> None:
+    """Draw the curves of a table's rows, whose names are those of a user or those that `pefll show` gives."""
+    named = [
+        replace(row.runs, label=f"{row.runs.label}, {row.data}") if table.has_data else row.runs
+        for row in table.rows
+        if row.runs.named
+    ]
+    draw_curves([run for row in table.rows for run in row.runs.runs], out, named)
+
+
+def compare(runs: Any, measures: Any = (), intervals: bool = False) -> Comparison:
+    """Return a comparison of runs, with rows in the order of the runs.
 
     Args:
-        paths: run folders, or folders with runs in them; one path, or a list.
+        runs: run folders, folders with runs in them, or runs of `fit` and `load`; one, or a list. Or a dictionary of
+            these with the names of the rows, such as `{"PeFLL": ["runs/a-0", "runs/a-1"], "Ditto": "runs/b"}`.
         measures: per_sample, per_client, masked, worst_tenth, or metrics of the runs' task; one or several. By default
             the metric that chooses the best round. "accuracy" is per_sample.
+        intervals: whether tables also say how far a row is behind the best one, with a 95% interval and p.
     """
-    several = [paths] if isinstance(paths, str | Path) else listed(paths, "the runs", "['runs/a', 'runs/b']")
     chosen = [measures] if isinstance(measures, str) else listed(measures, "measures", "['per_sample']")
-    folders = [folder for path in several for folder in runs_below(as_path(path))]
-    return comparison(read_runs(folders), chosen)
+    if not isinstance(runs, Mapping):
+        return comparison(_read(runs), chosen, intervals=intervals)
+    named = {harmless(text(name, "the name of a row")): _read(given) for name, given in runs.items()}
+    return comparison([run for own in named.values() for run in own], chosen, named, intervals)
 
 
-def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Comparison:
-    """Return a comparison of the finished ones of some runs; see `compare`."""
+def _read(given: Any) -> list[StoredRun]:
+    """Return runs from folders or from memory, in their order; a run given twice counts once."""
+    alone = isinstance(given, str | Path) or _is_run(given)
+    found: dict[object, StoredRun] = {}
+    for one in [given] if alone else listed(given, "the runs", "['runs/a', 'runs/b']"):
+        if _is_run(one):
+            found.setdefault(id(one), run_in_memory(one.config, one.history, one.summary, f"run {len(found) + 1}"))
+            continue
+        for folder in runs_below(as_path(one)):
+            if (place := folder.path.resolve()) not in found:
+                found[place] = read_run(folder)
+    return list(found.values())
+
+
+def _is_run(value: Any) -> bool:
+    """Return whether a value is a run of `fit` or `load`, which reports do not import."""
+    return all(hasattr(value, name) for name in ("config", "history", "summary"))
+
+
+def comparison(
+    runs: Sequence[StoredRun],
+    measures: Sequence[str] = (),
+    named: Mapping[str, Sequence[StoredRun]] | None = None,
+    intervals: bool = False,
+) -> Comparison:
+    """Return a comparison of the finished ones of some runs; `named` has the runs of each row, see `compare`."""
     finished = [run for run in runs if run.finished]
     if not finished:
         raise PefllError("no run is finished, so there is nothing to compare", code="PEFLL-O621")
@@ -357,21 +211,40 @@ def comparison(runs: Sequence[StoredRun], measures: Sequence[str] = ()) -> Compa
     for measure in measures:
         if measure not in known:
             raise unknown("measure", str(measure), known)
-    tables = [_table(same, measures) for same in same_metric(finished)]
-    return Comparison([one for one in tables if one.columns], [run.name for run in runs if not run.finished])
+    tables = [_table(same, measures, _groups(same, named)) for same in same_metric(finished)]
+    tables = [replace(one, intervals=intervals) for one in tables if one.columns]
+    return Comparison(tables, [run.name for run in runs if not run.finished])
 
 
-def _table(runs: Sequence[StoredRun], measures: Sequence[str]) -> ComparisonTable:
+def _groups(runs: Sequence[StoredRun], named: Mapping[str, Sequence[StoredRun]] | None) -> list[SeedGroup]:
+    """Return the rows of runs with the same metric: those that a user has named, or runs that differ only by seed."""
+    if named is None:
+        return group_runs(runs, name_data=False)
+    found = []
+    for name, own in named.items():
+        groups = group_runs([run for run in own if any(run is one for one in runs)], name_data=False)
+        for one, other in itertools.combinations(groups, 2):
+            if same_data(one.runs[0], other.runs[0]):
+                raise PefllError(
+                    f"the row {name!r} has runs that differ by more than their seed: {one.label} and {other.label}; "
+                    "give each a name of its own",
+                    code="PEFLL-O623",
+                )
+        found += [replace(group, label=name, named=True) for group in groups]
+    return found
+
+
+def _table(runs: Sequence[StoredRun], measures: Sequence[str], groups: Sequence[SeedGroup]) -> ComparisonTable:
     """Return the table of finished runs with the same metric; without columns if they have none of the measures."""
     metric = runs[0].metric
     have = {name for run in runs for name in _measures_of(run)}
     measures = [name for name in measures if name in have] if measures else [metric]
     blocks: list[list[SeedGroup]] = []
-    for group in group_runs(runs, name_data=False):
+    for group in groups:
         same = next((block for block in blocks if same_data(block[0].runs[0], group.runs[0])), None)
         blocks.append([group]) if same is None else same.append(group)
-    groups = [who for who in GROUPS if any(run.accuracy("best", who, metric) is not None for run in runs)]
-    columns = [Column(who, measure) for measure in measures for who in groups]
+    clients = [who for who in GROUPS if any(run.accuracy("best", who, metric) is not None for run in runs)]
+    columns = [Column(who, measure) for measure in measures for who in clients]
     shares = {measure for measure in measures if in_per_cent(runs, measure)}
     described = [describe_data(block[0].runs[0]) for block in blocks]
     again = {number: text for number, text in enumerate(described, 1) if described.count(text) > 1}
@@ -421,11 +294,6 @@ def _cells(block: Sequence[SeedGroup], column: Column, share: bool) -> list[Cell
         test = paired_test(block[place], block[top], *column, share) if is_tested else None
         cells.append(Cell(one, is_best, test, share, len(block[place].runs)))
     return cells
-
-
-def _span(numbers: set[int]) -> str:
-    """Return the smallest and the largest of some numbers as text, once if they are equal."""
-    return " to ".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
 def _in_csv(record: dict[str, Any]) -> dict[str, Any]:

@@ -34,10 +34,13 @@ class SeedGroup:
     label: str  # differs from the label of every other group
     runs: list[StoredRun]  # one per seed
     repeated: tuple[StoredRun, ...] = ()  # runs of seeds that are among `runs` already, which are left out
+    named: bool = False  # whether a user chose the label
 
     @property
     def title(self) -> str:
-        """The label with the title of the method, as papers write it."""
+        """The label with the title of the method, as papers write it; a user's label as it is."""
+        if self.named:
+            return self.label
         name, space, settings = self.label.partition(" ")
         # A label has settings after the name, or a folder in brackets.
         return title_of(name) + ("," if settings and not settings.startswith("(") else "") + space + settings

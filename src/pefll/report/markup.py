@@ -42,9 +42,10 @@ def latex(text: str) -> str:
 
 
 def latex_note(text: str) -> str:
-    """Return a note below a table as LaTeX: with its star, and its variables in italics."""
+    """Return a note or an interval of a table as LaTeX: with its star, and its variables in italics."""
     text = latex(text).replace("*: ", "$^*$: ").replace("over n seeds", "over $n$ seeds")
-    return re.sub(r"\bp \\textless\{\} ([0-9.]+)", r"$p < \1$", text)
+    text = re.sub(r"\bp \\textless\{\} ([0-9.]+)", r"$p < \1$", text)
+    return re.sub(r"\bp = ([0-9.]+)", r"$p = \1$", text)
 
 
 def _on_one_line(text: str) -> str:

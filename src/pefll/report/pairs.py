@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from pefll.report.groups import SeedGroup
 from pefll.report.runs import StoredRun
 from pefll.report.significance import Counts, Difference, Floats, Pair, root_mean_test, sign_flip_test
+from pefll.runs.client_names import makes_clients, names_of_group
 
 # The counts of right samples in a summary that a measure is a ratio of.
 COUNTS = {"per_sample": "correct", "masked": "masked"}
@@ -34,7 +36,7 @@ def paired_test(mine: SeedGroup, best: SeedGroup, group: str, measure: str, shar
         measure: the metric. It has a test if clients' figures add up to it, as a mean or as the root of a mean.
         share: whether it is in per cent.
     """
-    both = []
+    both, runs = [], []
     others = {run.value("seed"): run for run in best.runs}
     for run in mine.runs:
         other = others.get(run.value("seed"))
@@ -44,11 +46,48 @@ def paired_test(mine: SeedGroup, best: SeedGroup, group: str, measure: str, shar
         if ours is not None and theirs is not None and np.array_equal(ours.samples, theirs.samples):
             # An error is better when smaller.
             both.append((theirs, ours) if run.has_error(measure) else (ours, theirs))
+            runs.append(run)
+    clients = [_clients(run, group, len(one.samples)) for run, (one, _) in zip(runs, both, strict=True)]
+    if None in clients and len(set(map(_federation, runs))) > 1:
+        return None  # nobody knows which of their clients are the same
     for kind, test in (("of_mean", sign_flip_test), ("of_root", root_mean_test)):
         pairs = [Pair(one.samples, getattr(one, kind), getattr(two, kind)) for one, two in both]
         if pairs and not any(part is None for pair in pairs for part in pair):
-            return test(pairs, 100.0 if share else 1.0)
+            return test(_in_places(pairs, clients), 100.0 if share else 1.0)
     return None
+
+
+def _federation(run: StoredRun) -> str:
+    """Return what runs on the same federation have in common."""
+    return str(run.config.get("data_sha256") or run.value("seed"))
+
+
+def _clients(run: StoredRun, group: str, count: int) -> list[Hashable] | None:
+    """Return what each of `count` clients of a group has in all runs with this client: its name in the data.
+
+    Clients without names are those of their federation alone. None if the data names clients, but the run does not.
+    """
+    names = names_of_group(run.summary or {}, group)
+    if names is not None and len(names) == len(set(names)) == count:
+        return list(names)
+    made = makes_clients(run.value("partition"))
+    return [(_federation(run), number) for number in range(count)] if made else None
+
+
+def _in_places(pairs: Sequence[Pair], clients: Sequence[list[Hashable] | None]) -> list[Pair]:
+    """Return pairs in which each client has the same place; without `clients`, it has it already."""
+    if None in clients:
+        return list(pairs)
+    known = [each or [] for each in clients]
+    places = {client: place for place, client in enumerate(dict.fromkeys(one for each in known for one in each))}
+    found = []
+    for pair, mine in zip(pairs, known, strict=True):
+        here = np.array([places[client] for client in mine])
+        samples = np.zeros(len(places), dtype=np.int64)
+        ours, theirs = np.zeros((2, len(places)))
+        samples[here], ours[here], theirs[here] = pair
+        found.append(Pair(samples, ours, theirs))
+    return found
 
 
 def sums_of(run: StoredRun, group: str, measure: str) -> ClientSums | None:

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill, shorten
@@ -83,14 +83,15 @@ def curves(folders: Sequence[RunFolder], out: Path) -> None:
     draw_curves(read_runs(folders), out)
 
 
-def draw_curves(runs: Sequence[StoredRun], out: Path) -> None:
+def draw_curves(runs: Sequence[StoredRun], out: Path, named: Sequence[SeedGroup] = ()) -> None:
     """Draw validation accuracy, or another task's metric, over rounds and over megabytes sent.
 
     Lines are solid for seen clients and dashed for unseen clients. Several seeds are drawn as their mean, with a band
     of one standard deviation. A dot marks the best round on seen clients. The title warns if runs have different data.
-    Runs without an evaluation are ignored.
+    Runs without an evaluation are ignored. `named` has the groups of the runs, if these have names.
     """
     runs = [run for run in runs if run.history]
+    groups = [replace(group, runs=own) for group in named if (own := [run for run in group.runs if run.history])]
     metrics = [same[0].metric for same in same_metric(runs)]
     if len(metrics) > 1:
         raise PefllError(
@@ -98,7 +99,7 @@ def draw_curves(runs: Sequence[StoredRun], out: Path) -> None:
             code="PEFLL-O500",
         )
     share = in_per_cent(runs)
-    found = [curve for group in group_runs(runs) if len((curve := _curve(group, share)).rounds)]
+    found = [curve for group in groups or group_runs(runs) if len((curve := _curve(group, share)).rounds)]
     if not found:
         raise PefllError(
             "no run has an evaluation on validation samples; train for more rounds, or choose other runs",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,13 @@ def read_run(folder: RunFolder) -> StoredRun:
     run = StoredRun(folder, **all_harmless(texts))
     folder.check_other_files()
     return run
+
+
+def run_in_memory(config: Any, history: Sequence[Any], summary: Mapping[str, Any], name: str = "run") -> StoredRun:
+    """Return a run that was trained in Python as one from a folder; without a summary, it is not finished."""
+    content = json.dumps({"history": list(history), "summary": dict(summary) or None})
+    texts = {"config": asdict(config), **json.loads(content)}  # tuples become lists, as in the files
+    return StoredRun(RunFolder(Path(name)), **all_harmless(texts))
 
 
 def read_runs(folders: Sequence[RunFolder]) -> list[StoredRun]:

@@ -30,6 +30,7 @@ def show(
     formats: Sequence[str] = ("png",),
     tables: Sequence[str] = (),
     measures: Sequence[str] = (),
+    intervals: bool = False,
 ) -> list[Path]:
     """Print tables and curves of runs, which may be unfinished; write pictures and tables, and return their paths.
 
@@ -43,6 +44,7 @@ def show(
         formats: formats of the pictures: png, pdf, svg.
         tables: formats of the comparison of finished runs, `comparison.md` and so on: md, tex, csv.
         measures: what the comparison compares; see `comparison.compare`.
+        intervals: whether the comparison also has differences from the best rows.
     """
     for given, known, what in ((formats, FORMATS, "picture format"), (tables, TABLES, "table format")):
         for name in given:
@@ -51,7 +53,7 @@ def show(
     runs = read_runs([RunFolder(path) for path in paths])
     if not runs:
         return []
-    compared = comparison(runs, measures) if tables else None  # before anything is printed
+    compared = comparison(runs, measures, intervals=intervals) if tables else None  # before anything is printed
     for run in runs:
         if age := run.folder.note_of_age():
             say(console, age)

@@ -14,7 +14,8 @@ from pefll.core.errors import PefllError
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 10_000
-_AT_ONCE = 1000  # resamples in memory at a time
+_AT_ONCE = 1000  # most resamples in memory at a time
+_IN_MEMORY = 10_000_000  # most numbers of resamples in memory at a time
 SURE = 0.05  # largest p-value of a difference that is called one
 # With fewer clients that differ, no p-value is below SURE: of 2^5 signs, 2 are as extreme as the observed ones.
 LEAST_CLIENTS = 6
@@ -22,7 +23,10 @@ _EXACT = 14  # most clients whose signs are all tried
 
 
 class Pair(NamedTuple):
-    """The results of two methods on the same n clients, with the same seed."""
+    """The results of two methods on the same n clients, with the same seed.
+
+    In several pairs, a client has the same place in each. A seed without this client has no samples for it.
+    """
 
     samples: Counts  # [n], samples of each client
     ours: Counts | Floats  # [n], sums of one method over each client's samples, such as correct predictions
@@ -46,9 +50,10 @@ def sign_flip_test(pairs: Sequence[Pair], scale: float = 100.0) -> Difference:
     Its test and its interval hold for few clients, too.
 
     If two methods are equally good, each client's difference could as well have the other sign. The p-value is the
-    share of all choices of signs that give a difference at least as large as the observed one. A client's difference is
-    averaged over seeds before, so that a client is one unit. The interval has the differences that this test does not
-    refuse. The test covers the choice of clients. It does not cover the randomness of training.
+    share of all choices of signs that give a difference at least as large as the observed one. The difference of a
+    client that is in several seeds is averaged over them before, so that a client is one unit. The interval has the
+    differences that this test does not refuse. The test covers the choice of clients. It does not cover the randomness
+    of training.
 
     With at most 14 clients that have samples, all signs are tried, and otherwise 10,000 random ones. These are the same
     in every call.
@@ -112,9 +117,9 @@ def root_mean_test(pairs: Sequence[Pair], scale: float = 1.0) -> Difference:
     samples, ours, theirs = samples[:, there], ours[:, there], theirs[:, there]
 
     def difference(ours: Floats, theirs: Floats, samples: Floats) -> Floats:
-        """Return the difference, mean over seeds, of sums [seeds, choices]."""
+        """Return the difference, mean over the seeds with samples, of sums [seeds, choices]."""
         mine, its = (np.sqrt(np.maximum(sums, 0) / np.maximum(samples, 1)) for sums in (ours, theirs))
-        found: Floats = scale * (mine - its).mean(axis=0)
+        found: Floats = scale * (mine - its).sum(axis=0) / np.maximum((samples > 0).sum(axis=0), 1)
         return found
 
     every, total = np.ones((len(ours[0]), 1)), (ours + theirs).sum(axis=1, keepdims=True)
@@ -129,9 +134,9 @@ def root_mean_test(pairs: Sequence[Pair], scale: float = 1.0) -> Difference:
     low, high = -np.inf, np.inf
     if len(every) >= LEAST_CLIENTS:
         rng, drawn = np.random.default_rng(0), []
-        for _ in range(0, RESAMPLES, _AT_ONCE):
+        for size in _sizes(len(every)):
             # Client i in draw k is k * clients + i. `rng.multinomial` takes about twice as long.
-            places = rng.integers(len(every), size=(_AT_ONCE, len(every))) + len(every) * np.arange(_AT_ONCE)[:, None]
+            places = rng.integers(len(every), size=(size, len(every))) + len(every) * np.arange(size)[:, None]
             times = np.bincount(places.ravel(), minlength=places.size).reshape(places.shape).T.astype(np.float64)
             drawn.append(difference(ours @ times, theirs @ times, samples @ times))
         low, high = np.quantile(np.concatenate(drawn), (0.025, 0.975))
@@ -148,8 +153,14 @@ def _signs(n: int) -> Iterator[Floats]:
         yield np.concatenate([np.ones((len(every), 1)), every], axis=1)[1:, :n]
         return
     rng = np.random.default_rng(0)
-    for _ in range(0, RESAMPLES, _AT_ONCE):
-        yield rng.choice((1.0, -1.0), size=(_AT_ONCE, n))
+    for size in _sizes(n):
+        yield rng.choice((1.0, -1.0), size=(size, n))
+
+
+def _sizes(clients: int) -> list[int]:
+    """Return how many resamples of some clients to make at a time, all `RESAMPLES` in total."""
+    most = max(1, min(_AT_ONCE, _IN_MEMORY // clients))
+    return [min(most, RESAMPLES - start) for start in range(0, RESAMPLES, most)]
 
 
 def paired_bootstrap(pairs: Sequence[Pair], resamples: int = RESAMPLES) -> Difference:

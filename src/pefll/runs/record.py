@@ -52,6 +52,7 @@ UNDEFINED = dict.fromkeys(("macro_f1", "micro_f1"), "needs a positive label or p
     "auc": "needs positive and negative labels",
     "r2": "needs labels that differ",
 }
+_WORDS = {"per_sample": "accuracy", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "auc": "AUC"}
 # Most bytes of each file; longer files are not read. A history may have two million evaluations of 400 bytes.
 MOST_HISTORY = 1 << 30
 # A summary has 3,000 bytes, and 30 more for each of at most 10,000 clients.
@@ -456,8 +457,8 @@ def meant(name: str, known: Collection[str]) -> str:
 
 
 def metric_word(name: str) -> str:
-    """Return the name of a metric in sentences, such as `"accuracy"` for per_sample, and `"micro F1"`."""
-    return "accuracy" if name == "per_sample" else name.replace("_f1", " F1").replace("_", " ")
+    """Return the name of a metric in sentences, such as `"accuracy"` for per_sample, `"RMSE"` and `"micro F1"`."""
+    return _WORDS.get(name, name.replace("_f1", " F1").replace("_", " "))
 
 
 def figures_in(summary: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pefll.core.errors import PefllError, unknown
 from pefll.core.tree import Tree, map_tree
-from pefll.core.wording import all_harmless
 from pefll.data.federation import Federation
 from pefll.engines.device_queue import queue_of
 from pefll.engines.hardware import open_engine, pick_hardware
 from pefll.methods.contract import Method
 from pefll.report.plots import check_drawable, draw_curves, draw_descriptors
-from pefll.report.runs import StoredRun
+from pefll.report.runs import run_in_memory
 from pefll.runs.config import Config
-from pefll.runs.record import RunFolder
 from pefll.training.summary import MAP_CLIENTS, described
 
 PICTURES = ("curves", "descriptors")
@@ -32,8 +29,7 @@ def check_picture(out: Path, what: str) -> None:
 
 def plot_curves(config: Config, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], out: Path) -> None:
     """Draw the validation curves of a run."""
-    texts = {"config": dataclasses.asdict(config), "history": list(history), "summary": dict(summary) or None}
-    draw_curves([StoredRun(RunFolder(Path("run")), **all_harmless(texts))], out)
+    draw_curves([run_in_memory(config, history, summary)], out)
 
 
 def plot_descriptors(method: Method[Any], server: Tree, config: Config, federation: Federation, out: Path) -> None:

@@ -45,6 +45,7 @@ from pefll.models.check import probe
 from pefll.models.own import Choice
 from pefll.models.spec import ModelSpec, check_same_model, spec_of_checkpoint
 from pefll.runs import checkpoint
+from pefll.runs.client_names import ClientNames, names_in, names_in_summary
 from pefll.runs.config import Config
 from pefll.runs.federations import federation_of
 from pefll.runs.halves import Embedder, Generator, Origin, halves_of
@@ -162,7 +163,7 @@ class Run:
         final: the method's state after the last round.
         model_spec: the input, output and origin of the run's models.
         summary: results, as in summary.json; empty if the run is not finished.
-        federation: the data; None for a run loaded from its folder.
+        federation: the data; None for a run loaded from its folder, which has the names of its `clients` alone.
         history: evaluations during training, oldest first, as in history.jsonl.
         prior: the method's state after the rounds that only `prior_clients` of the seen clients took part in; None
             for a run without such rounds.
@@ -409,8 +410,10 @@ class Run:
             rows.append({name: value for name, value in row.items() if name not in GROUPS} | of_groups)
         return data_frame(rows)
 
-    def plot(self, out: str | Path, what: str = "curves", federation: Any = None) -> None:
-        """Draw a picture as `pefll show` does; threads may draw at once. It needs matplotlib, from the extra `plot`.
+    def plot(self, out: str | Path, what: str = "curves", federation: Any = None) -> Path:
+        """Draw a picture as `pefll show` does, and return the file; threads may draw at once.
+
+        It needs matplotlib, from the extra `plot`.
 
         Args:
             out: the file; its ending, .png, .pdf or .svg, chooses the format.
@@ -423,9 +426,15 @@ class Run:
         check_picture(file, arguments.text(what, "the picture", "curves"))
         if what == "curves":
             plot_curves(self.config, self.history, self.summary, file)
-            return
+            return file
         data = self._data(federation, None, f"plot({str(out)!r}, 'descriptors', federation=...)")
         plot_descriptors(self.method, self.server, self.config, data, file)
+        return file
+
+    @property
+    def clients(self) -> ClientNames:
+        """The names of the seen and the unseen clients; a loaded run has them from its summary."""
+        return names_in_summary(self.summary) if self.federation is None else names_in(self.federation)
 
     @property
     def columns(self) -> Columns:

@@ -32,6 +32,7 @@ from pefll.engines.hardware import device_name, peak_memory_bytes
 from pefll.methods import hyperparameters, split_networks
 from pefll.methods.contract import Method
 from pefll.report.descriptors import Descriptors
+from pefll.runs.client_names import entry_of
 from pefll.runs.progress import Progress
 from pefll.runs.record import ALONE, TOOK_TURNS, RunFolder
 from pefll.tasks.settings import with_names
@@ -168,6 +169,7 @@ def summary_of(
         "errors": list(measure.errors),  # metrics that are better when smaller
         **({"as_new": as_new[0]} if as_new else {}),
         **(measure.of_clients(sums["best"], federation.num_seen) if clients <= COUNTED_CLIENTS else _NO_COUNTS),
+        **entry_of(federation),
     }
 
 
