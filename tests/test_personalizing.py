@@ -309,6 +309,25 @@ def test_a_refused_call_changes_no_manifest(trained, tmp_path):
     assert write_each(run, changed, folder)[:2] == (["amy"], ["bob", "eve"])
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_order_of_rows_is_no_change_and_any_other_label_is(trained, tmp_path, as_text):
+    run, frame = load(trained), table(["amy", "bob"])
+    folder = tmp_path / "models"
+
+    def owned(frame):
+        y = frame.label.to_numpy(dtype=str) if as_text else None
+        return run._owned(frame, y, None)
+
+    write_each(run, owned(frame), folder)
+    shuffled = frame.sample(frac=1, random_state=5)
+    assert write_each(run, owned(shuffled), folder)[:2] == ([], ["amy", "bob"])
+    # Exchanging the labels of two rows keeps all columns as sets of values, but not the rows.
+    mine = frame.index[frame.user_id == "bob"]
+    first, other = mine[0], next(row for row in mine if frame.label[row] != frame.label[mine[0]])
+    frame.loc[[first, other], "label"] = frame.loc[[other, first], "label"].to_numpy()
+    assert write_each(run, owned(frame), folder, update=True)[:2] == (["bob"], ["amy"])
+
+
 def test_equal_reasons_are_said_once(trained):
     run = load(trained)
     with pytest.raises(ClientsFailed) as error:

@@ -17,12 +17,14 @@ from pefll.core.progress import Monitor, monitor
 from pefll.core.tree import leaves
 from pefll.core.wording import argument
 from pefll.data.owners import Name, Owned
+from pefll.data.samples import Array
 from pefll.runs.model_folder import INDEX, file_name, held, read_index
 from pefll.runs.modelfile import DAMAGED, read_header, read_tensors
 from pefll.runs.personal import PersonalModel
 from pefll.training.run import Run
 
 DISK_ERROR = "PEFLL-A102"
+_TEXTS = "OUS"  # kinds of arrays whose bytes are no text, or depend on the longest text of other clients
 
 
 class Written(NamedTuple):
@@ -50,8 +52,9 @@ def write_each(
 ) -> Written:
     """Write a model for each client into a folder, and the manifest `models.json`; see `_write_manifest`.
 
-    A model that the same run made from the same samples is kept. A damaged file is set aside and its model is made
-    again. A client with faulty samples does not stop the others. The manifest is written after Ctrl-C, too.
+    A model that the same run made from the same samples, in any order, is kept. A damaged file is set aside and its
+    model is made again. A client with faulty samples does not stop the others. The manifest is written after Ctrl-C,
+    too.
 
     Args:
         run: makes the models.
@@ -157,14 +160,22 @@ def _origin(run: Run) -> Callable[[], Any]:
 
 
 def _source(origin: Callable[[], Any], one: Owned) -> str:
-    """Return the hash of everything that a client's model is made from."""
-    digest = origin()
+    """Return the hash of everything that a client's model is made from; the order of the samples does not change it."""
+    digest, parts = origin(), []
     for part in (one.x, one.y):
         if part is not None:
-            digest.update(repr((part.shape, str(part.dtype))).encode())
-            plain = repr(part.tolist()).encode() if part.dtype == object else np.ascontiguousarray(part).tobytes()
-            digest.update(plain)
+            digest.update(repr((part.shape, str(part.dtype) if part.dtype.kind not in _TEXTS else "text")).encode())
+            parts.append(_bytes_of_rows(part))
+    rows = np.concatenate(parts, axis=1)
+    digest.update(np.sort(rows.view(f"S{rows.shape[1]}"), axis=0).tobytes())
     return str(digest.hexdigest())
+
+
+def _bytes_of_rows(part: Array) -> Array:
+    """Return the bytes of each row of an array [m, ...], uint8 [m, bytes]."""
+    if part.dtype.kind in _TEXTS:  # all as wide as the widest one of this client, whatever others have
+        part = np.array([repr(row).encode() for row in part.tolist()])
+    return np.ascontiguousarray(part).view(np.ndarray).reshape(len(part), -1).view(np.uint8)
 
 
 def _is_made(path: Path, client: Name, source: str, update: bool, watch: Monitor) -> bool:
