@@ -468,6 +468,29 @@ def test_days_beyond_the_calendar_are_far_off():
         assert "days after 1970" in ColumnPlan("paid", "date", mean=mean).far_off(np.array([day]), False)
 
 
+INCOMES = np.random.default_rng(0).lognormal(10.3, 0.6, 400)
+WEEK = np.tile([200.0, 201, 202, 203], 100)
+
+
+@pytest.mark.parametrize(
+    ("training", "values", "is_far"),
+    [
+        (INCOMES, INCOMES[:100] / 1000, True),  # skewed, so that the mean is no more than a deviation from 0
+        (INCOMES, INCOMES[:100] / 100, True),
+        (INCOMES, INCOMES[:99] / 1000, False),  # too few values
+        (INCOMES - INCOMES.mean(), (INCOMES - INCOMES.mean()) * 100, True),
+        (INCOMES, np.append(INCOMES[:200], 1e9), False),  # one value for "missing"
+        (np.arange(366.0), WEEK, False),  # a narrow part of the range of training
+        (np.append(np.ones(40), np.zeros(360)), np.append(1, np.zeros(19_999)), False),  # a flag that became rare
+        (np.append(INCOMES, 1e9), INCOMES, False),  # training had the odd value
+    ],
+)
+def test_another_unit_shows_by_the_spread(training, values, is_far):
+    plan = ColumnPlan("income", "number", mean=float(training.mean()), deviation=float(training.std()))
+    assert bool(plan.far_off(values, True)) == is_far
+    assert not plan.far_off(values, False), "one client may be like that"
+
+
 @pytest.mark.parametrize("name", ["user_id", "userId", "CLIENTID", "id", "shop id", "customer"])
 def test_a_forgotten_column_of_clients_gets_a_note(name):
     frame = {name: [7, 7, 8, 9], "age": [1, 2, 3, 4], "paid": [1, 2, 3, 4], "y": [0, 1, 0, 1]}

@@ -23,6 +23,10 @@ _FAR, _FAR_FOR_ONE = CLIP, 10 * CLIP
 # Or if the mean was clearly not 0, and values are this much smaller: another unit.
 _CLEAR, _SMALLER = 3.0, 100.0
 _ENOUGH, _SAMPLES = 5, 20_000  # least values for the latter; most values that are looked at
+# Or if so many values of several clients have a spread of less than a fiftieth, so that cents show in place of euros,
+# and about the same mean relative to it, so that a day of a year does not; or if more than a quarter of them are cut.
+_MANY, _NARROWER, _SAME_SHAPE, _CUT = 100, 50.0, 0.5, 0.25
+_TAILS = 3.0  # the spread is chance if it is so many times the distance of the quartiles: heavy tails, rare flags
 # Words of texts are counted in this many inputs, by their hash.
 _BUCKETS = 32
 
@@ -116,11 +120,23 @@ class ColumnPlan:
         middle, size = float(np.median(there)), float(np.median(np.abs(there)))
         far = abs(middle - self.mean) > (_FAR if several else _FAR_FOR_ONE) * self.deviation
         is_small = abs(self.mean) > _CLEAR * self.deviation and 0 < size < abs(self.mean) / _SMALLER
-        if not far and not (is_small and len(there) >= _ENOUGH):
+        other_scale = several and self.kind != DATE and self._has_other_scale(there)
+        if not far and not (is_small and len(there) >= _ENOUGH) and not other_scale:
             return ""
         if self.kind == DATE:
             return f"{self.name!r} (median {_day(middle)}, in training {_day(self.mean)} ± {self.deviation:.3g} days)"
         return f"{self.name!r} (median {middle:.3g}, in training {self.mean:.3g} ± {self.deviation:.3g})"
+
+    def _has_other_scale(self, there: Array) -> bool:
+        """Return whether values [N] of several clients look like those of training in another unit."""
+        if len(there) < _MANY:
+            return False
+        with np.errstate(over="ignore"):  # values of 1e300 have an infinite spread
+            spread, (low, high) = float(there.std()), np.quantile(there, [0.25, 0.75])
+        if 0 < spread < min(self.deviation / _NARROWER, _TAILS * (high - low)):
+            shape = self.mean / self.deviation
+            return abs(float(there.mean()) / spread - shape) < _SAME_SHAPE * max(1.0, abs(shape))
+        return float((np.abs(there - self.mean) > CLIP * self.deviation).mean()) > _CUT
 
     def _one_hot(self, texts: Sequence[str]) -> Array:
         """Return the inputs of each text, and of a missing one, [texts + 1, inputs]."""
