@@ -139,6 +139,30 @@ def test_samples_unlike_the_training_data(refused, labelled, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
+def test_images_on_another_scale_get_a_note_and_a_guess_is_called_one(pefll, labelled, client, tmp_path, monkeypatch):
+    with np.load(client) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    dark = npz(tmp_path / "dark.npz", x=x // 16, y=y)
+    notes = {}
+    for data in (client, dark):
+        model = tmp_path / f"{data.stem}.safetensors"
+        for words in (("personalize", labelled, "--data", data, "--out", model), ("predict", model, "--data", data)):
+            said = pefll(*words)
+            assert said.code == 0
+            notes[data.stem, words[0]] = said.err.count("up to 15,")
+    assert notes == {("client", each): 0 for each in ("personalize", "predict")} | {
+        ("dark", each): 1 for each in ("personalize", "predict")
+    }
+    half = npz(tmp_path / "half.npz", x=x[:4], y=np.array([3, 1, 3, 1]))
+    monkeypatch.setattr(PersonalModel, "predict", lambda self, x: np.full(len(x), 3))
+    said = pefll("personalize", labelled, "--data", half, "--out", tmp_path / "half.safetensors").out
+    assert said.count("50.0%") == 2, "its accuracy, and that of the guess"
+    assert "guess" in said
+    one = npz(tmp_path / "one.npz", x=x[:4], y=np.full(4, 3))
+    said = pefll("personalize", labelled, "--data", one, "--out", tmp_path / "one.safetensors").out
+    assert said.count("100.0%") == 1, "a client of one class cannot be better than a guess"
+
+
 def test_personalising_into_a_folder_that_is_not_there_yet(pefll, refused, labelled, client, tmp_path):
     assert pefll("personalize", labelled, "--data", client, "--out", tmp_path / "no" / "m.safetensors").code == 0
     assert (tmp_path / "no" / "m.safetensors").is_file()

@@ -225,29 +225,37 @@ def personalize(
     x, y, left_out = labelled(x, y, trained.method.uses_labels)
     if left_out:
         say(err, f"note: {unlabelled_words(left_out, left_out + len(x))}")
-    personal = trained.personalize(x, y)
+    with noting():
+        personal = trained.personalize(x, y)
+        said = "" if y is None else _on_its_samples(personal, x, y)
     for name in names:
         personal = personal.of_client(name)
     files.make_folder(target.parent)
     personal.save(target, overwrite=force)
     whose = f" of client {personal.spec.client!r}" if names else ""
     say(out, f"{target}: a personal {trained.model_spec.model}{whose} from {counted(len(x), 'sample')}")
-    if y is not None and not trained.model_spec.classes:
-        say(out, f"On the samples it was made from: {_metrics_text(personal.metrics(x, y), personal.task)}.")
-    elif y is not None:
-        right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
-        say(out, f"It is right on {100 * right:.1f}% of the samples it was made from.")
-        if right < guess:
-            say(
-                out,
-                f"Always choosing the most frequent class is right on {100 * guess:.1f}%: the run has not learned to "
-                "serve clients like this one. More clients, more rounds or other learning rates may help; compare with "
-                "--method local.",
-            )
+    if said:
+        say(out, said)
     if personal.spec.certificate:
         say(out, f"By its run: {personal.spec.certificate}.")
     own = own_code(model=trained.model_spec.model, task=(trained.model_spec.task or "").partition(" ")[0])
     say(out, f"Next: pefll predict {target} --data {_more_like(data)}{own}")
+
+
+def _on_its_samples(personal: PersonalModel, x: Any, y: Any) -> str:
+    """Return how well a model fits the labelled samples that it was made from, with a warning if it is only a guess."""
+    if not personal.spec.classes:
+        return f"On the samples it was made from: {_metrics_text(personal.metrics(x, y), personal.task)}."
+    right, guess = float((personal.predict(x) == y).mean()), float(np.bincount(y).max() / len(y))
+    found = f"It is right on {100 * right:.1f}% of the samples it was made from."
+    if right > guess or guess == 1:
+        return found
+    return (
+        f"{found} This is no better than a guess: always answering the most frequent class is right on "
+        f"{100 * guess:.1f}%. Check that the samples are on the scale of the training data. If they are, the run has "
+        "not learned to serve clients like this one: more clients, more rounds or other learning rates may help; "
+        "compare with --method local."
+    )
 
 
 def _personalize_each(
@@ -262,7 +270,8 @@ def _personalize_each(
     if note:
         say(err, f"note: {note}")
     try:
-        written = personalizing.write_each(trained, owned, folder, force=force, update=update, console=err)
+        with noting():
+            written = personalizing.write_each(trained, owned, folder, force=force, update=update, console=err)
     except KeyboardInterrupt:
         say(err, f"Stopped: the models in {folder} are kept, and the same command continues from there.")
         sys.exit(INTERRUPTED)
@@ -374,7 +383,8 @@ def predict(
             f"{data}: labels are {y.min()} to {y.max()}; the model knows 0..{personal.spec.classes - 1}",
             code="PEFLL-C013",
         )
-    classes, chances = personal.predict_with_probabilities(x)
+    with noting():
+        classes, chances = personal.predict_with_probabilities(x)
     names = personal.class_names
     if target is not None:
         answers = class_cells(classes, chances, names, each_class)
@@ -396,7 +406,10 @@ def predict(
 
 def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None) -> None:
     """Print or write the predictions of a model for numbers or sets, and its metrics if there are labels."""
-    found = np.asarray(personal.predict(x))
+    there = np.zeros(len(x), dtype=bool) if y is None else has_label(y)
+    with noting():
+        found = np.asarray(personal.predict(x))
+        metrics = personal.metrics(x[there], without_gaps(y[there])) if there.any() else {}
     found = found.reshape(len(found), -1)
     names = (
         personal.class_names if len(personal.class_names) == found.shape[1] else tuple(map(str, range(found.shape[1])))
@@ -412,9 +425,7 @@ def _predict_others(personal: PersonalModel, x: Any, y: Any, target: Path | None
             say(out, f"sample {number}: {_prediction_text(row, names)}")
         if len(found) > 20:
             say(out, f"... and {len(found) - 20} more; --out predictions.csv writes all")
-    if y is not None:
-        there = has_label(y)
-        metrics = personal.metrics(x[there], without_gaps(y[there]))
+    if metrics:
         say(out, f"{counted(int(there.sum()), 'sample')} with labels: {_metrics_text(metrics, personal.task)}")
 
 

@@ -1,4 +1,4 @@
-"""Computes the channel statistics of images from the training samples of seen clients."""
+"""Channel statistics of images, from the training samples of seen clients; and whether other images fit them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import numpy as np
 import torch
 
 from pefll.data.federation import Federation
-from pefll.data.samples import TRAIN, Normalise
+from pefll.data.samples import TRAIN, Array, Normalise
 
 _BLOCK = 4096
+# Pixels are on another scale if their deviation is this many times smaller or larger than in training, and if they are
+# dark, too, where it is smaller: a client may have photographs of one colour. Pixels 0..16 are 16 times too small.
+_FACTOR, _DARK = 8.0, 4.0
+_LOOKED_AT = 200  # images
 
 
 def with_channel_stats(federation: Federation) -> Federation:
@@ -34,3 +38,20 @@ def with_channel_stats(federation: Federation) -> Federation:
     variance = (table * (values - mean[:, None]) ** 2).sum(axis=1) / total
     std = np.where(variance > 0, np.sqrt(variance), 1.0)  # a constant channel is only shifted
     return replace(federation, normalise=Normalise(tuple(mean.tolist()), tuple(std.tolist())))
+
+
+def other_scale(x: Array, normalise: Normalise) -> str:
+    """Return a sentence if images, uint8 [N, C, H, W], are on another scale than those of training; "" if not.
+
+    Channels of one value say nothing, such as that of opacity.
+    """
+    x = x[:: max(1, len(x) // _LOOKED_AT)]
+    found, brightest = x.std(axis=(0, 2, 3)) / 255, x.max(axis=(0, 2, 3)) / 255
+    mean, std = (np.asarray(each) for each in normalise)
+    small = (found < std / _FACTOR) & (brightest < (mean + std) / _DARK)
+    if not found.any() or not (small | (found > std * _FACTOR))[found > 0].all():
+        return ""
+    return (
+        f"the pixels of these samples are on another scale than in training: up to {x.max()}, and in training "
+        f"{255 * mean.mean():.3g} ± {255 * std.mean():.3g}; scale them as the training data, for example to 0..255"
+    )

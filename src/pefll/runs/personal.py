@@ -25,7 +25,9 @@ from pefll.data.arrays import as_array, inputs, labels_of
 from pefll.data.client import Batch
 from pefll.data.frames import columns, index_of, inputs_of, is_frame, label_names
 from pefll.data.missing_labels import has_label, without_gaps
+from pefll.data.normalise import other_scale
 from pefll.data.owners import Name, clients_in
+from pefll.data.samples import Normalise
 from pefll.data.table_plan import Encoded, TablePlan, plan_of
 from pefll.guarantees.held_out import accuracy_statement
 from pefll.guarantees.intervals import checked_delta
@@ -471,6 +473,8 @@ def check_input(x: Any, spec: ModelSpec) -> Array:
             "convert them",
             code="PEFLL-R111",
         )
+    if spec.normalise and (note := other_scale(x, Normalise(*spec.normalise))):
+        warn(note)
     if spec.tokens and spec.model == "lstm" and int(x.max()) >= spec.classes:
         raise PefllError(
             f"the samples have a token {int(x.max())}, but the run knows only {spec.classes} characters",
