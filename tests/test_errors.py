@@ -15,6 +15,7 @@ def test_code_stands_behind_the_sentence_and_survives_a_process_boundary():
     assert type(error) is Diverged
     assert str(error) == "it diverged; lower client_lr [PEFLL-E012]"
     assert str(PefllError("no code yet")) == "no code yet"
+    assert "'PEFLL-E012'" in repr({"ann": error}), "as in predict_each(...).errors"
 
 
 def test_every_error_has_a_code():

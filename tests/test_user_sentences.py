@@ -101,6 +101,10 @@ def test_a_table_without_a_column_lists_few_and_says_what_to_do(trained):  # noq
     with pytest.raises(PefllError, match=r"no column 'f3'.*add it, or rename .*and \d+ more.*M030") as error:
         run.personalize(wide)
     assert len(str(error.value)) < 250
+    assert "did you mean" not in str(error.value)
+    for others, words in (({"f3": "F3"}, r"mean 'F3'\?"), ({"f3": "F3", "f1": "F_1"}, r"'F_1' for 'f1' and 'F3' ")):
+        with pytest.raises(PefllError, match=words):
+            run.personalize(wide.assign(f3=0).rename(columns=others))
 
 
 def test_nothing_to_score_is_an_error(refused, pefll, tmp_path):  # noqa: F811

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import pefll
-from pefll.core.wording import argument, counted, either, first_few, for_the_command_line, harmless
+from pefll.core.errors import PefllError
+from pefll.core.wording import argument, counted, either, first_few, for_the_command_line, harmless, reasons
 
 
 def test_one_thing_and_more():
@@ -39,6 +40,14 @@ def test_the_first_few_names():
     assert first_few(range(6)) == "0, 1, 2, 3, 4 and 5"
     assert first_few(range(7)) == "0, 1, 2, 3, 4 and 2 more"
     assert first_few(range(2000), most=2) == "0, 1 and 1,998 more"
+
+
+def test_several_reasons_have_a_line_each_and_one_has_none():
+    errors = {name: PefllError("it is wrong", f"PEFLL-D{number:03}") for number, name in enumerate("abcdefg")}
+    assert reasons({"a": errors["a"], "b": errors["a"]}) == ": a: it is wrong [PEFLL-D000] (likewise b)"
+    first, *lines = str(PefllError(f"7 clients failed{reasons(errors)}", "PEFLL-M038")).split("\n")
+    assert first == "7 clients failed [PEFLL-M038]"
+    assert [line.split(":")[0] for line in lines] == ["  a", "  b", "  c", "  d", "  e", "  and 2 more reasons"]
 
 
 def test_arguments_are_named_as_the_reader_gives_them():

@@ -285,10 +285,20 @@ def _personalize_each(
     if written.errors:
         kind = SomeClientsFailed if written.made or written.kept else PefllError
         raise kind(
-            f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; correct the data and give "
-            f"the command again: {reasons(written.errors)}",
+            f"{len(written.errors):,} of {counted(len(owned), 'client')} got no model; {_what_to_do(written.errors)}"
+            f"{reasons(written.errors)}",
             code="PEFLL-M041",
         )
+
+
+def _what_to_do(errors: dict[Name, PefllError]) -> str:
+    """Return what a user does for clients that got no model: some may have an older one."""
+    old = sum(error.code == personalizing.OLDER for error in errors.values())
+    correct = "correct the data and give the command again"
+    if not old:
+        return correct
+    has = "has" if old == 1 else "have"
+    return f"{old:,} {has} an older one, which --update replaces" + (f"; else {correct}" if old < len(errors) else "")
 
 
 def _more_like(data: Path) -> str:

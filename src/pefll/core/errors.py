@@ -9,6 +9,8 @@ from difflib import get_close_matches
 class PefllError(Exception):
     """A mistake that the user can correct. Its text says in one sentence what is wrong and what to do.
 
+    Where clients have different errors, each has a line of its own after the sentence and its code.
+
     Attributes:
         code: stable name of the error, for example `"PEFLL-D135"`, or empty.
     """
@@ -18,8 +20,11 @@ class PefllError(Exception):
         self.code = code
 
     def __str__(self) -> str:
-        sentence = super().__str__()
-        return f"{sentence} [{self.code}]" if self.code else sentence
+        first, *more = super().__str__().split("\n", 1)
+        return "\n".join([f"{first} [{self.code}]" if self.code else first, *more])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({super().__str__()!r}, {self.code!r})"
 
     def __reduce__(self) -> tuple[type[PefllError], tuple[str, str]]:
         return type(self), (super().__str__(), self.code)  # workers send errors between processes
@@ -49,9 +54,14 @@ def unknown(kind: str, name: str, known: Iterable[str], also: Iterable[str] = ()
     names = sorted(known)
     every = [*names, *also]
     meant = _MEANT.get(name.lower())
-    near = [meant] if meant in every else get_close_matches(name, every, n=1, cutoff=0.74)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = meant if meant in every else closest(name, every)
+    hint = f"did you mean {near!r}? " if near else ""
     return PefllError(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}", code="PEFLL-A101")
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is almost `name`, or None."""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.74)), None)
 
 
 def first_line(error: BaseException) -> str:

@@ -89,7 +89,10 @@ def first_few(names: Iterable[object], most: int = 5) -> str:
 
 
 def reasons(errors: Mapping[Any, PefllError], most: int = 5) -> str:
-    """Return the errors of clients for a sentence; clients whose errors have the same code are listed together."""
+    """Return the errors of clients for the end of a sentence: one goes on in its line, and several have a line each.
+
+    Clients whose errors have the same code are listed together.
+    """
     groups: dict[str, list[Any]] = {}
     for client, error in errors.items():
         groups.setdefault(error.code, []).append(client)
@@ -97,7 +100,10 @@ def reasons(errors: Mapping[Any, PefllError], most: int = 5) -> str:
         f"{clients[0]}: {errors[clients[0]]}" + (f" (likewise {first_few(clients[1:])})" if clients[1:] else "")
         for clients in groups.values()
     ]
-    return first_few(words, most)
+    if len(words) == 1:
+        return f": {words[0]}"
+    left_out = [f"and {counted(len(words) - most, 'more reason')}"] if len(words) > most else []
+    return "".join(f"\n  {word}" for word in (*words[:most], *left_out))
 
 
 def similar(name: str, known: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pefll.core.arguments import shown, text
-from pefll.core.errors import PefllError
-from pefll.core.wording import argument, counted, first_few
+from pefll.core.errors import PefllError, closest
+from pefll.core.wording import argument, counted, first_few, similar
 from pefll.data.arrays import as_array
 from pefll.data.missing_labels import are_truths, as_names, as_numbers, has_label
 from pefll.data.raw_columns import (
@@ -27,6 +27,7 @@ from pefll.data.raw_columns import (
 from pefll.data.samples import Array
 from pefll.data.table_plan import TablePlan
 
+_MOST_ASKED, _MOST_COMPARED = 5, 1_000  # missing columns to suggest another name for; other columns to look at
 # How pandas names the index of a CSV, and an index that was written twice.
 _ROW_NUMBERS = re.compile(r"Unnamed: 0(\.\d+)?")
 # What `str` gives for missing values.
@@ -252,9 +253,10 @@ def check_columns(frame: Any, features: Sequence[str], name: str) -> None:
     several = len(missing) > 1
     if missing:
         raise PefllError(
-            f"{name} has no column{'s' * several} {first_few(map(repr, missing))}, which the model was trained on; add "
-            f"{'them' if several else 'it'}, or rename the column{'s' * several} with {'their' if several else 'its'} "
-            f"values, of {first_few(map(repr, there)) or 'none at all'}",
+            f"{name} has no column{'s' * several} {first_few(map(repr, missing))}, which the model was trained on; "
+            f"{_meant(missing, there.keys() - set(features))}add {'them' if several else 'it'}, or rename the "
+            f"column{'s' * several} with {'their' if several else 'its'} values, of "
+            f"{first_few(map(repr, there)) or 'none at all'}",
             code="PEFLL-M030",
         )
     twice = [each for each in features if there[each] > 1]
@@ -263,6 +265,14 @@ def check_columns(frame: Any, features: Sequence[str], name: str) -> None:
             f"{name} has the column {first_few(map(repr, twice))} more than once; rename or drop one",
             code="PEFLL-M031",
         )
+
+
+def _meant(missing: Sequence[str], others: Iterable[str]) -> str:
+    """Return a question whether other columns of a table are the missing ones, by their names; "" if none seems so."""
+    others = sorted(others)[:_MOST_COMPARED]
+    found = {each: similar(each, others) or closest(each, others) for each in missing[:_MOST_ASKED]}
+    words = [repr(near) + f" for {each!r}" * (len(missing) > 1) for each, near in found.items() if near]
+    return f"did you mean {first_few(words)}? " if words else ""
 
 
 def columns(frame: Any) -> list[str]:

@@ -146,7 +146,7 @@ def check_labels(client: NewClient, method: Method[Any], spec: ModelSpec) -> Non
     why = f"{client.unlabelled}, but " if client.unlabelled else ""
     raise PefllError(
         f"{why}this run needs labels to personalise; {'label some, or ' if why else ''}train a run that needs none "
-        f"with {words}",
+        f"with {words}, which is less accurate for clients that do have labels",
         code="PEFLL-T122",
     )
 

@@ -24,6 +24,7 @@ from pefll.runs.personal import PersonalModel
 from pefll.training.run import Run
 
 DISK_ERROR = "PEFLL-A102"
+OLDER = "PEFLL-M040"
 _TEXTS = "OUS"  # kinds of arrays whose bytes are no text, or depend on the longest text of other clients
 
 
@@ -135,7 +136,7 @@ def _write_manifest(
         "run": of_run if index else earlier.get("run", of_run),
         "complete": complete,
         "models": list(models.values()),
-        "failed": [{"user": client, "reason": error.args[0]} for client, error in failed.items()],
+        "failed": [{"user": client, "reason": str(error)} for client, error in failed.items()],
     }
     write_json(folder / INDEX, content, private=True)
 

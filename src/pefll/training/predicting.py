@@ -118,7 +118,7 @@ def predict_each(
 def without_predictions(found: EachPredictions) -> str:
     """Return the sentence that says which clients have no predictions."""
     total = counted(len(found.errors) + len(set(found.client.tolist())), "client")
-    return f"{len(found.errors):,} of {total} got no predictions: {reasons(found.errors)}"
+    return f"{len(found.errors):,} of {total} got no predictions{reasons(found.errors)}"
 
 
 def predictions_each(
@@ -156,7 +156,7 @@ def predictions_each(
             watch.at(done, f"{len(errors)} without predictions" if errors else "")
     if model is None or not rows:
         raise PefllError(
-            f"none of {counted(len(names), 'client')} of {source.name} got predictions: {reasons(errors)}",
+            f"none of {counted(len(names), 'client')} of {source.name} got predictions{reasons(errors)}",
             code="PEFLL-M049",
         )
     order = np.argsort(np.concatenate(rows))
@@ -238,7 +238,8 @@ def _first_spec(folder: Path, files: Mapping[str, ModelFile]) -> ModelSpec:
 def _file_of(client: Name, files: Mapping[str, ModelFile], folder: Path) -> ModelFile:
     if str(client) not in files:
         raise PefllError(
-            f"{folder} has no model of this client; make one with `pefll personalize --each`", code="PEFLL-M046"
+            f"the folder {folder} has no model of this client; make one with `pefll personalize --each`",
+            code="PEFLL-M046",
         )
     return files[str(client)]
 

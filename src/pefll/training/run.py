@@ -145,7 +145,7 @@ class ClientsFailed(PefllError):
 
     def __init__(self, models: dict[Name, PersonalModel], errors: dict[Name, PefllError]) -> None:
         total = counted(len(models) + len(errors), "client")
-        super().__init__(f"{len(errors):,} of {total} got no model: {reasons(errors)}", code="PEFLL-M038")
+        super().__init__(f"{len(errors):,} of {total} got no model{reasons(errors)}", code="PEFLL-M038")
         self.models, self.errors = models, errors
 
     def __reduce__(self) -> tuple[Any, ...]:
