@@ -42,7 +42,7 @@ def test_an_example_runs(example, capsys):
     space = names()
     exec(example, space)
     assert space["federation"].num_unseen == (0 if "frame" in example else 1)
-    assert ("age standardised" in capsys.readouterr().out) == ("report()" in example)
+    assert ("age standardised" in capsys.readouterr().out) == ("columns_report(" in example)
 
 
 def test_predictions_join_the_rows_that_they_are_of(tmp_path, monkeypatch, capsys):

@@ -65,6 +65,12 @@ def test_numbers_and_sets():
     assert rare_classes(made(values)) == []
 
 
+def test_a_report_of_the_columns_has_the_labels():
+    *columns, last = pefll.data.columns_report(made(words()))
+    assert [each["column"] for each in columns] == ["n"]
+    assert (last["column"], last["kind"], last["done"]) == ("y", "label", "no 50.0% and yes 50.0%")
+
+
 def test_training_asks_about_a_typing_error_once():
     with pytest.warns(UserWarning, match=r"'yse' has 1 of 2,000 rows") as warned:
         pefll.fit(made(words(yse=1)), method="local", rounds=1, device="cpu")

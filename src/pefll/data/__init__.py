@@ -13,6 +13,7 @@ from pefll.data.client_files import read_each as read_each
 from pefll.data.client_files import read_rows as read_rows
 from pefll.data.download import get as get
 from pefll.data.federation import Federation as Federation
+from pefll.data.label_report import columns_report as columns_report
 from pefll.data.normalise import with_channel_stats as with_channel_stats
 from pefll.data.owners import CLIENT as CLIENT
 from pefll.data.partition import by_indices as by_indices

@@ -23,10 +23,11 @@ def label_sentence(federation: Federation) -> str:
     return f"label {federation.label_column[: 2 * _LONGEST]!r}: {words}" if words else ""
 
 
-def label_row(federation: Federation) -> dict[str, Any]:
-    """Return the labels as a row of `TablePlan.report`."""
+def columns_report(federation: Federation) -> list[dict[str, Any]]:
+    """Return the rows of `TablePlan.report`, and one more for the labels; only that one for data that is no table."""
+    rows = federation.table.report() if federation.table else []
     words = label_shares(federation)
-    return {"column": federation.label_column, "kind": "label", "inputs": 0, "missing": 0.0, "done": words}
+    return [*rows, {"column": federation.label_column, "kind": "label", "inputs": 0, "missing": 0.0, "done": words}]
 
 
 def label_shares(federation: Federation) -> str:

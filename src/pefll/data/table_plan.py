@@ -126,7 +126,10 @@ class TablePlan:
             )
 
     def report(self) -> list[dict[str, Any]]:
-        """Return a row per column: its kind, number of inputs, share of missing values, and what is done to it."""
+        """Return a row per column: its kind, number of inputs, share of missing values, and what is done to it.
+
+        `pefll.data.columns_report` also has the labels.
+        """
         return [
             {
                 "column": each.name,

@@ -20,7 +20,7 @@ from pefll.core.schedules import Schedule
 from pefll.core.signals import Signals, Stopped, stop_signals
 from pefll.core.warning import warn
 from pefll.data.federation import Federation, check_is_federation
-from pefll.data.label_report import label_row, label_sentence, rare_classes
+from pefll.data.label_report import columns_report, label_sentence, rare_classes
 from pefll.data.ranges import out_of_proportion
 from pefll.engines.cohort import Engine
 from pefll.engines.device_queue import queue_of
@@ -251,8 +251,7 @@ def train_all(
         stack.enter_context(claimed(unfinished, tell or _ignore))
         for spec in unfinished:
             if spec.folder and spec.federation.table:
-                rows = spec.federation.table.report()
-                spec.folder.write_columns([*rows, label_row(spec.federation)])
+                spec.folder.write_columns(columns_report(spec.federation))
         screen = stack.enter_context(display(console))
         asked_to_stop = stack.enter_context(stop_signals(seconds, tell))
         engine_of = dict(zip(unfinished, engines, strict=True))
