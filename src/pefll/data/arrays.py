@@ -289,7 +289,8 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
     place = {known: number for number, known in enumerate(class_names)}
     if not place and own == BOOLEANS:
         return numbered
-    if tuple(place) == BOOLEANS:
+    names = list(place)
+    if tuple(names) == BOOLEANS:
         place |= {"0": 0, "1": 1}
     if not place and all(word.isdecimal() for word in own):
         numbers = np.asarray([int(word) for word in own], dtype=object)
@@ -297,7 +298,7 @@ def labels_of(y: Any, class_names: Iterable[str], name: str = "arrays", labels: 
         return numbers.astype(np.int64)[numbered]
     strange = [own[number] for number in np.unique(numbered).tolist() if own[number] not in place]
     if strange:
-        known = first_few(place, 20) if place else "whole numbers"
+        known = first_few(names, 20) if names else "whole numbers"
         raise PefllError(
             f"{name}: there is a class {strange[0]!r}, but the model's classes are {known}; write the labels as in the "
             "training data",

@@ -377,7 +377,8 @@ def _assumptions(found: UnseenFigures, summary: Mapping[str, Any]) -> list[str]:
         same.append("Unseen clients were chosen at random among the clients of the data, which is a finite population.")
     if found.left_out:
         same.append(
-            f"{found.left_out:,} unseen clients without a test figure are left out; the statements are about others."
+            f"{counted(found.left_out, 'unseen client')} without a test figure {'is' if found.left_out == 1 else 'are'} "
+            "left out; the statements are about others."
         )
     return same
 
