@@ -13,7 +13,7 @@ import torch
 
 import pefll
 from pefll.methods import METHODS
-from pefll.runs.client_names import names_in_summary
+from pefll.runs.client_names import entry_of, names_in_summary
 from pefll.training.personalizing import write_each
 from tests.federations import ragged
 
@@ -90,6 +90,9 @@ def test_a_saved_run_and_other_data(run, tmp_path):
     assert loaded.clients == trained.clients
     assert loaded.clients.unseen == ("user 6", "user 7")
     assert names_in_summary({"partition": "by-class 2", "num_seen": 2, "num_clients": 3}) == (("0", "1"), ("2",))
+    assert entry_of(federation) == {"client_names": loaded.summary["client_names"]}
+    long = tuple(f"{number} {'x' * 200_000}" for number in range(federation.num_clients))
+    assert entry_of(dataclasses.replace(federation, names=long)) == {}, "summary.json would become too large to be read"
     with pytest.raises(pefll.PefllError, match="PEFLL-T663"):
         assert dataclasses.replace(loaded, summary={}).clients
     for call, ask in {

@@ -359,6 +359,11 @@ def test_other_clients_or_seeds_are_no_pairs(make_run: MakeRun) -> None:
         ({"partition": "natural"}, 6, "averaged over them"),
         ({"partition": "natural", "client_names": None}, 0, ""),  # a run of an earlier version
         ({"partition": "by-class 2", "client_names": None}, 12, "each seed has clients of its own"),
+        (
+            {"partition": "by-class 2", "client_names": None, "asked": {"data_sha256": ""}},  # of an earlier version
+            12,
+            "each seed has clients of its own",
+        ),
     ],
 )
 def test_a_client_is_one_unit_of_the_test_whatever_its_number(

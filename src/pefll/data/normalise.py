@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ _BLOCK = 4096
 # Pixels are on another scale if their deviation is this many times smaller or larger than in training, and if they are
 # dark, too, where it is smaller: a client may have photographs of one colour. Pixels 0..16 are 16 times too small.
 _FACTOR, _DARK = 8.0, 4.0
-_LOOKED_AT = 200  # images
+_LOOKED_AT, _VALUES = 200, 4_000_000  # images, and their values, which take eight times the memory
 
 
 def with_channel_stats(federation: Federation) -> Federation:
@@ -45,7 +46,7 @@ def other_scale(x: Array, normalise: Normalise) -> str:
 
     Channels of one value say nothing, such as that of opacity.
     """
-    x = x[:: max(1, len(x) // _LOOKED_AT)]
+    x = x[:: math.ceil(len(x) / max(1, min(_LOOKED_AT, _VALUES // x[0].size)))]
     found, brightest = x.std(axis=(0, 2, 3)) / 255, x.max(axis=(0, 2, 3)) / 255
     mean, std = (np.asarray(each) for each in normalise)
     small = (found < std / _FACTOR) & (brightest < (mean + std) / _DARK)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pefll.core.wording import first_few
 from pefll.report.groups import SeedGroup, note_of_undefined, repeated_note
 from pefll.report.markup import latex, latex_figure, latex_note, markdown, markdown_figure
-from pefll.report.pairs import COUNTS, sums_of
+from pefll.report.pairs import COUNTS, federation_of, sums_of
 from pefll.report.runs import MISSING, mean_std_text
 from pefll.report.significance import LEAST_CLIENTS, SURE, Difference
 from pefll.runs.client_names import makes_clients
@@ -193,7 +193,7 @@ class ComparisonTable:
         """Whether no client is in several seeds of a row."""
         groups = [row.runs.runs for row in self.rows]
         return all(makes_clients(run.value("partition")) for run in chain(*groups)) and all(
-            len({run.config.get("data_sha256") for run in runs}) == len(runs) for runs in groups
+            len(set(map(federation_of, runs))) == len(runs) for runs in groups
         )
 
     @property

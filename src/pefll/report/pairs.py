@@ -48,7 +48,7 @@ def paired_test(mine: SeedGroup, best: SeedGroup, group: str, measure: str, shar
             both.append((theirs, ours) if run.has_error(measure) else (ours, theirs))
             runs.append(run)
     clients = [_clients(run, group, len(one.samples)) for run, (one, _) in zip(runs, both, strict=True)]
-    if None in clients and len(set(map(_federation, runs))) > 1:
+    if None in clients and len(set(map(federation_of, runs))) > 1:
         return None  # nobody knows which of their clients are the same
     for kind, test in (("of_mean", sign_flip_test), ("of_root", root_mean_test)):
         pairs = [Pair(one.samples, getattr(one, kind), getattr(two, kind)) for one, two in both]
@@ -57,7 +57,7 @@ def paired_test(mine: SeedGroup, best: SeedGroup, group: str, measure: str, shar
     return None
 
 
-def _federation(run: StoredRun) -> str:
+def federation_of(run: StoredRun) -> str:
     """Return what runs on the same federation have in common."""
     return str(run.config.get("data_sha256") or run.value("seed"))
 
@@ -71,7 +71,7 @@ def _clients(run: StoredRun, group: str, count: int) -> list[Hashable] | None:
     if names is not None and len(names) == len(set(names)) == count:
         return list(names)
     made = makes_clients(run.value("partition"))
-    return [(_federation(run), number) for number in range(count)] if made else None
+    return [(federation_of(run), number) for number in range(count)] if made else None
 
 
 def _in_places(pairs: Sequence[Pair], clients: Sequence[list[Hashable] | None]) -> list[Pair]:

@@ -10,7 +10,7 @@ from pefll.data.federation import Federation
 
 _OF_DATA = ("natural", "by indices", "their own")  # partitions that keep the clients of the data
 _KEY = "client_names"
-_MOST = 10_000  # clients with names in a summary, so that it stays small
+_MOST, _LETTERS = 10_000, 1_000_000  # clients with names in a summary, and their letters, so that it stays small
 
 
 class ClientNames(NamedTuple):
@@ -32,10 +32,13 @@ def names_in(federation: Federation) -> ClientNames:
 
 
 def entry_of(federation: Federation) -> dict[str, Any]:
-    """Return the entry of a summary with the names of clients; {} if they have none, or if there are too many."""
+    """Return the entry of a summary with the names of clients; {} if they have none, or if these are too much text."""
     if federation.num_clients > _MOST or not (federation.names or federation.keys is not None):
         return {}
-    return {_KEY: {group: list(names) for group, names in names_in(federation)._asdict().items()}}
+    found = names_in(federation)
+    if sum(map(len, (*found.seen, *found.unseen))) > _LETTERS:
+        return {}
+    return {_KEY: {group: list(names) for group, names in found._asdict().items()}}
 
 
 def names_of_group(summary: Mapping[str, Any], group: str) -> list[str] | None:
@@ -56,7 +59,7 @@ def names_in_summary(summary: Mapping[str, Any]) -> ClientNames:
         numbers = tuple(map(str, range(total)))
         return ClientNames(numbers[:split], numbers[split:])
     raise PefllError(
-        "the run's folder does not name its clients: the run is not finished, it has more than 10,000 clients, or an "
-        "earlier version wrote it; ask the federation that it was trained on: federation.name_of(0)",
+        "the run's folder does not name its clients: the run is not finished, it has more than 10,000 clients or very "
+        "long names, or an earlier version wrote it; ask the federation that it was trained on: federation.name_of(0)",
         code="PEFLL-T663",
     )

@@ -201,7 +201,15 @@ class PersonalModel(nn.Module):
                 "PEFLL-M504",
             )
         known = given if not len(there) or there.all() else without_gaps(given[there])
-        return there, labels_of(known, self.spec.class_names, "y", self.known_task().labels)
+        kind = self.known_task().labels
+        labels = labels_of(known, self.spec.class_names, "y", kind)
+        if kind == "classes" and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.spec.classes:
+            raise PefllError(
+                f"y has labels from {labels.min()} to {labels.max()}, but the model knows 0 to "
+                f"{self.spec.classes - 1}; leave other samples out",
+                code="PEFLL-G131",
+            )
+        return there, labels
 
     def certify(self, x: Any, y: Any, delta: float = 0.05) -> Statement:
         """Return a bound below the model's accuracy on this client's data, which holds with confidence 1 - delta.
@@ -224,12 +232,6 @@ class PersonalModel(nn.Module):
         there, labels = self._known_labels(y, "certify")
         if not len(labels):
             return accuracy_statement(0, 0, delta)  # raises
-        if not 0 <= int(labels.min()) <= int(labels.max()) < self.spec.classes:
-            raise PefllError(
-                f"y has labels from {labels.min()} to {labels.max()}, but the model knows 0 to "
-                f"{self.spec.classes - 1}; leave other samples out",
-                code="PEFLL-G131",
-            )
         found = self.predict(x)
         if len(there) != len(found):
             raise PefllError(
