@@ -376,10 +376,8 @@ def _assumptions(found: UnseenFigures, summary: Mapping[str, Any]) -> list[str]:
     elif partition.partition(" ")[0] == "natural":
         same.append("Unseen clients were chosen at random among the clients of the data, which is a finite population.")
     if found.left_out:
-        same.append(
-            f"{counted(found.left_out, 'unseen client')} without a test figure {'is' if found.left_out == 1 else 'are'} "
-            "left out; the statements are about others."
-        )
+        clients, verb = counted(found.left_out, "unseen client"), "is" if found.left_out == 1 else "are"
+        same.append(f"{clients} without a test figure {verb} left out; the statements are about others.")
     return same
 
 
