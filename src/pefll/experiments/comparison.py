@@ -243,8 +243,7 @@ def _searches(table: Comparison, tuned: Path) -> str:
         "## Settings that were tried",
         "",
         "Number of different settings in `results/tune`, and of training runs if some settings were tried with several "
-        "seeds. A column without a search uses the best settings of the same data with the nearest number of clients. "
-        "Baselines were tried for 1,000 rounds, our methods for 1,000 to 5,000.",
+        "seeds. A column without a search uses the best settings of the same data with the nearest number of clients.",
         "",
         *searched_lines(methods, table.cells, tuned),
     ]

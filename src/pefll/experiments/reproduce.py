@@ -143,8 +143,8 @@ def read_status(
 def needed_seeds(cell: Cell, table: bool) -> tuple[int, ...]:
     """Return the seeds that Table 1 (`table`) or another experiment needs in a cell.
 
-    Outside of Table 1 one seed is enough in cells of 500 and 1000 clients: their runs take long, and the many clients
-    make differences between rows certain.
+    Outside of Table 1 one seed is enough in cells of 500 and 1000 clients: their runs take long, and intervals over so
+    many clients are narrow.
     """
     return table1.SEEDS if table or cell.clients <= 100 or cell.partition == "natural" else table1.SEEDS[:1]
 
